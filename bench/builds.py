@@ -23,7 +23,7 @@ from kernelwright.sandbox.build import BuildStore, read_record
 from kernelwright.sandbox.calls.backend import architecture
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.storage import VARIABLE, all_entries, limit_bytes
-from kernelwright.sandbox.toolchain import HeaderShelf, toolchain
+from kernelwright.sandbox.toolchain import MakingHeaders, missing_headers, toolchain
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import wire
@@ -134,9 +134,10 @@ def build(source: str, settings: Settings) -> Built:
     found = toolchain()
     if found is None or not found.is_gcc:
         raise SystemExit("this bench needs torch and g++")
-    folder, shelf, start, refused = WorkFolder(), HeaderShelf(found), time.perf_counter(), ""
+    folder, start, refused = WorkFolder(), time.perf_counter(), ""
     try:
-        with shelf.making(shelf.missing(source)) as making, Session("builder", folder, settings) as session:
+        missing = missing_headers(found, source)
+        with MakingHeaders(found, missing) as making, Session("builder", folder, settings) as session:
             path = folder.write("candidate.py", source)
             plan = found.plan(settings.memory_bytes, cuda_architectures=architecture(settings))
             message = {"op": "build", "source": str(path), "entry": "ModelNew", "built": str(folder.path / "build")}

@@ -24,7 +24,7 @@ from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.local import LocalExecutor
 from kernelwright.sandbox.pool.protocol import Work
 from kernelwright.sandbox.storage import VARIABLE
-from kernelwright.sandbox.toolchain import HeaderShelf, toolchain
+from kernelwright.sandbox.toolchain import prepare_headers, toolchain
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 
@@ -192,7 +192,7 @@ def compare(target: Target) -> Throughput:
 
 def _prepare(target: Target) -> None:
     found, start = toolchain(), time.perf_counter()
-    made = found is not None and HeaderShelf(found).prepare()
+    made = found is not None and prepare_headers(found)
     print(f"  light header: {time.perf_counter() - start:.1f} s" if made else "  no light header", flush=True)
     if target.language == "cpp":
         start = time.perf_counter()

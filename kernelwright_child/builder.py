@@ -26,7 +26,7 @@ import torch
 from torch.utils import cpp_extension
 
 from kernelwright_child import compiling, wire
-from kernelwright_child.models import construct, lent_tensors, run_source
+from kernelwright_child.models import construct, run_source, shared_tensors
 from kernelwright_child.wire import Message
 
 IGNORED = ("name", "build_directory", "verbose")
@@ -193,7 +193,7 @@ class Recorder:
 
 
 def record(folder: str) -> Recorder:
-    """From now on, note the result of every call in the index."""
+    """Have the result of every call noted in the index from now on."""
     recorder = Recorder(folder)
 
     def recording(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -209,7 +209,7 @@ def record(folder: str) -> Recorder:
 
 
 def reuse(folder: str, unbuilt: Callable[[], object]) -> None:
-    """From now on, answer calls with the builder's results; `unbuilt` is called for one that it has not seen."""
+    """Answer calls with the builder's results from now on; `unbuilt` is called for one that it has not seen."""
     index, note, before = Index(Path(folder)), Path(os.environ["TMPDIR"]) / NOTE, dict(os.environ)
 
     def reusing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -270,7 +270,7 @@ def build(message: Message, fds: list[int]) -> Message:
     compiling.install_shortcuts(message.get("shortcuts", {}), os.environ["HOME"])
     recorder = record(message["built"])
     try:
-        tensors = lent_tensors(fds[0], message["specs"]) if fds else []
+        tensors = shared_tensors(fds[0], message["specs"]) if fds else []
         namespace = run_source(message["source"], "candidate")
         construct(namespace[message["entry"]], wire.unpack(message["arguments"], tensors))
     except BaseException as error:
@@ -281,7 +281,7 @@ def build(message: Message, fds: list[int]) -> Message:
 
 
 def build_noted(message: Message, fds: list[int]) -> Message:
-    """Make a worker's call. An error of it stands in the index, and is the candidate's to meet."""
+    """Make the call that a worker has noted. Its error goes into the index, for the candidate to meet."""
     compiling.install_shortcuts(message.get("shortcuts", {}), os.environ["HOME"])
     with contextlib.suppress(BaseException):
         _make_noted(message["built"])

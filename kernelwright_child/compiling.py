@@ -2,9 +2,9 @@
 
 A file with torch/extension.h is compiled with a light one first, made for its words; where that does not compile, with
 the stock one. What was compiled with the light one is linked with objects that the judge has made; the first builds
-wait for those here. A link gets the fast linker, then the usual one. So whatever builds the stock way builds here. What
-fails with the light header and can be mended by no other is told in its words; all else in those of the stock one.
-Where one file does not compile, the others of its build are ended: what becomes of them is of no use.
+wait for those here. A link gets the fast linker, then the usual one. So whatever builds the stock way builds here.
+Failures with the light header that no other can mend are reported as they are; all else as with the stock one. Where
+one file does not compile, the others of its build are ended: their results are of no use.
 
 `main(["cxx" or "nvcc", ARGUMENTS...])`; the plan is in the environment, where `install_shortcuts` puts it in a builder.
 Standard library only, imports next to nothing.
@@ -113,7 +113,7 @@ def light_ways(words: list[str], text: str, plan: dict[str, Any], folder: str) -
 
 
 def _is_there(path: str) -> bool:
-    """Whether the judge has made it; waits while it is being made."""
+    """Wait while the judge is making it; whether it exists then."""
     while not os.path.exists(path) and time.monotonic() < STARTED + GLUE_WAIT_S and is_being_made(path):  # noqa: PTH110
         time.sleep(0.02)
     return os.path.exists(path)  # noqa: PTH110
@@ -158,7 +158,7 @@ def _try_in_turn(
 
 
 def _is_unmendable(real: str, words: list[str], folder: str, done: Done) -> bool:
-    """Whether the stock header would not help, as far as what the compiler has said tells."""
+    """Whether the stock header would not help, judging by the compiler's output."""
     path = words[words.index("-c") + 1]
     error = first_error(done.stdout.decode(errors="replace"), path)
     if done.returncode not in (1, 2) or error is None:
@@ -170,7 +170,7 @@ def _is_unmendable(real: str, words: list[str], folder: str, done: Done) -> bool
 
 
 def _words_of(real: str, words: list[str], own: str) -> frozenset[str]:
-    """All words that a preprocessed file brings; where that fails, those of the source itself, so that none is new."""
+    """Return all words that a preprocessed file brings; where that fails, those of the source, so that none is new."""
     done = subprocess.run([real, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     if done.returncode:
         with open(own, encoding="utf-8", errors="replace") as file:
@@ -189,7 +189,7 @@ def _preprocessing(words: list[str]) -> list[str]:
 
 
 def _glue(words: list[str]) -> list[str]:
-    """What the object files of a link have to be linked with, since they were compiled with a light header.
+    """Return the objects that a link needs because its object files were compiled with a light header.
 
     Each object once, though nvcc's files and the C++ compiler's may ask for it at two levels of optimisation.
     """
@@ -222,7 +222,7 @@ def _source(words: list[str]) -> str:
 
 
 def _report(plan: dict[str, Any], words: list[str], outcome: tuple[str, list[str], bool], seconds: float) -> None:
-    """One line for the record; ninja may run several of us at once, and short appended lines stay whole.
+    """Append one line to the record; ninja may run several of us at once, and short appended lines stay intact.
 
     The outcome: the last way, those that failed before, and whether the last did not.
     """
@@ -297,7 +297,7 @@ STOCK = re.compile(
     r"|CustomClassHolder|\b(?:KERNELWRIGHT|kernelwright)|#\s*(?:include_next|pragma\s+once)"
     r"|#\s*include\s*(?:\"(?!torch/extension\.h\"|torch/types\.h\")|[^\s<\"])"
 )
-"""What the light header has not, could clash with, or can not see: files of the candidate's own."""
+"""What the light header has not, could clash with, or cannot see: files of the candidate's own."""
 BINDING = re.compile(
     r"\nPYBIND11_MODULE\(TORCH_EXTENSION_NAME, m\) \{\n"
     r"(?:m\.def\(\"[\w:]+\", torch::wrap_pybind_function\([\w:]+\), \"[^\n]*\"\);\n)+\}\s*\Z"
@@ -329,7 +329,7 @@ def glue_of(text: str) -> tuple[str, ...]:
 
 
 def header_for(text: str, torch_include: str, whole_macros: frozenset[str]) -> str | None:
-    """The light header's text for a source; None for one that gets the stock header.
+    """Return the light header's text for a source; None for one that gets the stock header.
 
     `whole_macros` are those that the stock header defines and the light one does not.
     """
@@ -353,7 +353,7 @@ def _binds_itself(text: str) -> bool:
 
 
 def _binding(text: str) -> str | None:
-    """What binds a source whose words for Python are all those that `load_inline` writes for `functions`."""
+    """Return the header that binds a source whose only words for Python are those that `load_inline` writes."""
     found = BINDING.search(text)
     return MODULE if found and not PYTHON.search(text[: found.start()]) else None
 
@@ -380,13 +380,13 @@ INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"][^\n]*$", re.M)
 
 
 def first_error(said: str, source_path: str) -> str | None:
-    """The words of the first error, if it lies in the source itself and not in a header."""
+    """Return the words of the first error, if it lies in the source itself and not in a header."""
     found = ERROR.search(said)
     return found["words"] if found and found["file"] == source_path else None
 
 
 def is_unmendable(error: str, stock: Callable[[], frozenset[str]]) -> bool:
-    """Whether no header could mend it. `stock` tells all words of the text that the stock header brings.
+    """Whether no header could mend the error. `stock` returns all words that the stock header brings.
 
     Where a name is not known, the compiler says so first: a sentence of names that it knows, and that makes no sense,
     is wrong whatever else is declared. A macro could change that; the light header lacks none that the source names.
@@ -433,7 +433,7 @@ def end_siblings() -> None:
 
 
 def _others(table: Table, ninja: int, line: list[int]) -> list[int]:
-    """All processes below ninja but those on the line to this one, and what is below those."""
+    """Return all processes below ninja but those on the line to this one, and those below them."""
     found = [ninja]
     for above in found:
         found += [pid for pid, (_, parent, _) in table.items() if parent == above and pid not in line]

@@ -1,4 +1,4 @@
-"""What a child does to itself before it runs anything untrusted: limits, user, landlock, system call filter.
+"""The confinement that a child puts on before anything untrusted runs: limits, user, landlock, system call filter.
 
 Standard library only. The order matters: limits and user first, while there are rights; then no new privileges; then
 landlock and the filter, which both need that. A step that fails ends the child: it never runs with less than was
@@ -231,7 +231,7 @@ OF_A_PROCESS = {
         "sched_setattr": 274, "pidfd_open": 434,
     },
 }  # fmt: skip
-"""Calls whose first argument names a process. Where no namespace hides them, judge and keeper may not be named."""
+"""Calls whose first argument names a process. Where no namespace hides them, judge and supervisor may not be named."""
 EXAMINED = {
     X86_64: {
         "ioctl": 16, "socket": 41, "socketpair": 53, "clone": 56, "fcntl": 72, "prctl": 157, "prlimit64": 302,
@@ -253,7 +253,7 @@ TERMINAL_INPUT = (0x5412, 0x541C)
 OWNER_OF_SIGNALS = (8, 15)
 """fcntl F_SETOWN and F_SETOWN_EX, which send signals to others when something can be read."""
 PRIVATE_OPTIONS = (1, 4, 0x59616D61)
-"""prctl PR_SET_PDEATHSIG, PR_SET_DUMPABLE and PR_SET_PTRACER: the keeper and the judge rely on them."""
+"""prctl PR_SET_PDEATHSIG, PR_SET_DUMPABLE and PR_SET_PTRACER: the supervisor and the judge rely on them."""
 
 LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 ALLOW, DONE, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050000, 0x00050001, 0x00050026, 0x80000000
@@ -269,11 +269,11 @@ def filter_architecture() -> str | None:
 
 
 def filter_program(architecture: str, alone: bool, guarded: tuple[int, ...] = (), *allowed: str) -> list[Instruction]:
-    """The filter as BPF instructions `(code, jump if true, jump if false, operand)`.
+    """Make the filter as BPF instructions `(code, jump if true, jump if false, operand)`.
 
-    `alone`: no namespaces are around it, so what they would stop is refused here, and whatever names one of the
-    `guarded` processes. What may be `allowed` besides: `timers` that go on while their process is stopped, and to
-    change the `cores` of a thread. An OpenMP library ends the process where it can not, so without it nothing happens.
+    `alone`: no namespaces are around it, so the filter refuses what they would stop, and calls that name a `guarded`
+    process. `allowed` may hold `timers` that go on while their process is stopped, and `cores`, changes of a thread's
+    cores. An OpenMP library ends the process where it cannot change them, so without `cores` the call does nothing.
     """
     refused = {**SAME_EVERYWHERE, **REFUSED[architecture], **(REFUSED_ALONE[architecture] if alone else {})}
     refused |= {} if "timers" in allowed else TIMERS[architecture]

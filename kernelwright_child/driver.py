@@ -102,14 +102,14 @@ def _name(loaded: ctypes.CDLL, code: int) -> str:
 
 
 def driver_version() -> str:
-    """The newest CUDA that the driver supports, as `13.0`."""
+    """Return the newest CUDA that the driver supports, as `13.0`."""
     number = c_int()
     call("cuDriverGetVersion", byref(number))
     return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 def device_count() -> int:
-    """Devices that this process may see; 0 where there is no driver."""
+    """Count the devices that this process may see; 0 where there is no driver."""
     number = c_int()
     try:
         call("cuDeviceGetCount", byref(number))
@@ -119,7 +119,7 @@ def device_count() -> int:
 
 
 def toolkit_compiler() -> str | None:
-    """The nvcc that torch will use: of CUDA_HOME, else on the path, else in its usual place."""
+    """Return the nvcc that torch will use: of CUDA_HOME, else on the path, else in its usual place."""
     for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")):
         if home and (Path(home) / "bin" / "nvcc").exists():
             return str(Path(home) / "bin" / "nvcc")
@@ -128,7 +128,7 @@ def toolkit_compiler() -> str | None:
 
 
 def device_uuid(ordinal: int = 0) -> str:
-    """As NVML and nvidia-smi write it: `GPU-...`. Makes no context."""
+    """Return the device's name as NVML and nvidia-smi write it: `GPU-...`. Makes no context."""
     device, raw = c_int(), (c_char * 16)()
     call("cuDeviceGet", byref(device), c_int(ordinal))
     call("cuDeviceGetUuid_v2", byref(raw), device)
@@ -136,7 +136,7 @@ def device_uuid(ordinal: int = 0) -> str:
 
 
 def device_name(ordinal: int = 0) -> str:
-    """As the driver reports it. Makes no context."""
+    """Return the device's model as the driver reports it. Makes no context."""
     device, buffer = c_int(), ctypes.create_string_buffer(256)
     call("cuDeviceGet", byref(device), c_int(ordinal))
     call("cuDeviceGetName", buffer, c_int(256), device)
@@ -191,7 +191,7 @@ class Context:
 
 
 def begin_context(ordinal: int = 0) -> threading.Thread:
-    """The thread that makes the device's primary context, a third of a second, while its caller does something else."""
+    """Start a thread that makes the device's primary context, a third of a second, beside its caller's work."""
 
     def begin() -> None:
         with suppress(CudaError):  # it is met again, and told, by who uses the device
@@ -256,7 +256,7 @@ class Stream:
         call("cuMemsetD8Async", c_uint64(target), ctypes.c_ubyte(byte), c_size_t(count), self._stream)
 
     def gather(self, target: int, source: int, pitch: int, rows: int) -> None:
-        """`rows` words of 4 bytes that lie `pitch` bytes apart, in one copy to pinned memory of the host."""
+        """Copy `rows` words of 4 bytes, `pitch` bytes apart, to pinned memory of the host at once."""
         copy = _Copy2D()
         copy.src_type, copy.src_device, copy.src_pitch = DEVICE_MEMORY, source, pitch
         copy.dst_type, copy.dst_host, copy.dst_pitch = HOST_MEMORY, target, 4
@@ -372,7 +372,7 @@ class _Handle(ctypes.Structure):
 
 
 class Shared:
-    """Device memory behind a file descriptor: made here, or imported from whoever made it. Mapped; close it."""
+    """Device memory behind a file descriptor: made here, or imported from its maker. Mapped; close it."""
 
     def __init__(self, ordinal: int, size: int, fd: int | None = None) -> None:
         """`fd` None: make it. Else import it; `size` must be the maker's `bytes`."""
@@ -407,7 +407,7 @@ class Shared:
         call("cuMemSetAccess", address, size, byref(access), c_size_t(1))
 
     def export(self) -> int:
-        """A new descriptor for another process; the caller closes it."""
+        """Return a new descriptor for another process; the caller closes it."""
         fd = c_int(-1)
         call("cuMemExportToShareableHandle", byref(fd), self._handle, c_int(POSIX_FD), c_uint64(0))
         return fd.value
@@ -460,7 +460,7 @@ def allocation_id(address: int) -> int:
 
 
 def ipc_handle(base: int) -> bytes:
-    """A name, for other processes, of the allocation that starts here; only for memory of cudaMalloc."""
+    """Return a name, for other processes, of the allocation that starts here; only for memory of cudaMalloc."""
     handle = _Handle()
     call("cuIpcGetMemHandle", byref(handle), c_uint64(base))
     return bytes(ctypes.string_at(byref(handle), HANDLE_BYTES))

@@ -14,8 +14,8 @@ from kernelwright_child.models import (
     constant_of,
     construct,
     differentiate,
-    lent_tensors,
     run_source,
+    shared_tensors,
     weights_of,
 )
 from kernelwright_child.observe import observe
@@ -42,7 +42,7 @@ class ModelRunner:
         """Weights that `restore` puts back: the judge's number, and a name in results, empty where none holds it."""
         self.followed: list[tuple[str, torch.nn.Module, str, torch.Tensor, torch.Tensor]] = []
         """The same in the model: that name, module, name in it, the tensor, and its value before a call."""
-        self.lent: list[torch.Tensor] = []
+        self.shared: list[torch.Tensor] = []
         self.results: Any = None
 
     def handlers(self) -> dict[str, Handler]:
@@ -69,7 +69,7 @@ class ModelRunner:
         """
         torch.set_num_threads(message["threads"])
         builder.reuse(message["built"], self.unbuilt)
-        tensors = lent_tensors(fds[0], message["specs"]) if fds else []
+        tensors = shared_tensors(fds[0], message["specs"]) if fds else []
         # A second OpenMP library that the candidate brings counts the cores while it is loaded, and must see them all.
         with on_cores(message["cores"]):
             namespace = run_source(message["source"], "candidate")
@@ -79,9 +79,9 @@ class ModelRunner:
         return {}
 
     def construct(self, seed: int | None, vary: bool = False) -> dict[str, torch.Tensor]:
-        """Construct another model under this seed, on the device of the one before; its state as constructed.
+        """Construct another model under this seed, on the device of the one before; return its state as constructed.
 
-        `vary`: what torch's layers set to constants is drawn.
+        `vary`: the constants of torch's layers are drawn.
         """
         is_on_device = self.model is not None and any(value.is_cuda for value in self.model.state_dict().values())
         if seed is not None:
@@ -101,7 +101,7 @@ class ModelRunner:
 
     def replace_constants(self, message: Message, fds: list[int]) -> Message:
         """Give every weight whose elements all have one of the given values the other values that come for its size."""
-        given = list(zip(message["constants"], lent_tensors(fds[0], message["specs"]), strict=True))
+        given = list(zip(message["constants"], shared_tensors(fds[0], message["specs"]), strict=True))
         only = message["only"]
         for name, weight in self.model.state_dict().items():
             for constant, values in given if only is None or name in only else ():
@@ -113,7 +113,7 @@ class ModelRunner:
     def weights(self, message: Message, fds: list[int]) -> Message:
         """Copy the reference's parameters and buffers in, by name where all names match, else by order and shape."""
         self.restore({}, [])
-        given = dict(zip(message["names"], lent_tensors(fds[0], message["specs"]), strict=True))
+        given = dict(zip(message["names"], shared_tensors(fds[0], message["specs"]), strict=True))
         own = self.model.state_dict()
         by_name = own.keys() == given.keys() and all(own[name].shape == given[name].shape for name in own)
         names = list(given) if by_name else _by_order(own, given)
@@ -125,15 +125,15 @@ class ModelRunner:
 
     def lend(self, message: Message, fds: list[int]) -> Message:
         """Map the memory that inputs will appear in."""
-        self.lent = lent_tensors(fds[0], message["specs"])
+        self.shared = shared_tensors(fds[0], message["specs"])
         return {}
 
     def observe(self, message: Message, fds: list[int]) -> Message:
-        run, values = self.run, wire.unpack(message["arguments"], self.lent)
+        run, values = self.run, wire.unpack(message["arguments"], self.shared)
         if message["gradients"]:
             weights = weights_of(self.model, self.order)
             return {"observed": observe(lambda: differentiate(run, weights, values))}
-        given = [(self.lent[index], self.lent[index].clone()) for index in message.get("changes", ())]
+        given = [(self.shared[index], self.shared[index].clone()) for index in message.get("changes", ())]
 
         def restore() -> None:
             self.restore({}, [])
@@ -144,7 +144,7 @@ class ModelRunner:
             return {"observed": observe(lambda: run(*values), restore)}
 
     def reserve(self, message: Message, fds: list[int]) -> Message:
-        """Have so many bytes of free memory that was used before: fresh pages cost a fault for every 4 KiB.
+        """Have this many bytes of free memory that was used before: fresh pages cost a fault for every 4 KiB.
 
         They hold NaN for floating types, so that what a kernel does not write is not zero by chance.
         """
@@ -153,8 +153,8 @@ class ModelRunner:
         return {}
 
     def call(self, message: Message, fds: list[int]) -> Message:
-        """Call the model on the lent inputs and say where its outputs lie; they stay alive until the next call."""
-        arguments = wire.unpack(message["arguments"], self.lent)
+        """Call the model on the shared inputs and say where its outputs lie; they stay alive until the next call."""
+        arguments = wire.unpack(message["arguments"], self.shared)
         self.results = None
         seed_draws(message)
         with torch.no_grad():
@@ -162,7 +162,7 @@ class ModelRunner:
         return place(self.results)
 
     def follow(self, message: Message, fds: list[int]) -> Message:
-        """From now on results hold what calls make of these weights, and `restore` puts their present values back."""
+        """Have results hold what calls make of these weights, and `restore` put their present values back."""
         self.follows, self.followed = message["weights"], []
         for number, label in self.follows:
             path, _, name = self.order[number][0].rpartition(".")
@@ -180,23 +180,23 @@ class ModelRunner:
         return {}
 
     def with_state(self, result: Any) -> Any:
-        """A result together with the followed weights."""
+        """Return a result together with the followed weights."""
         state = {label: getattr(module, name) for label, module, name, *_ in self.followed if label}
         return {wire.RESULT: result} | state if state else result
 
     def state(self, message: Message, fds: list[int]) -> Message:
-        """The model's buffers as calls have left them, all weights where some are followed, in the judge's order."""
+        """Return the buffers as calls have left them, all weights where some are followed, in the judge's order."""
         own = self.model.state_dict() if self.follows else dict(self.model.named_buffers(remove_duplicate=False))
         self.results = [own[name] for name, _ in self.order if name in own]
         return place(self.results)
 
     def backward(self, message: Message, fds: list[int]) -> Message:
-        """Forward and backward on the lent inputs, from the lent gradients of the outputs.
+        """Run forward and backward on the shared inputs, from the shared gradients of the outputs.
 
-        Tells the outputs, the gradients of the inputs, and those of the weights in the judge's order; None where
+        Returns the outputs, the gradients of the inputs, and those of the weights in the judge's order; None where
         nothing flows.
         """
-        values = wire.unpack(message["arguments"], self.lent)
+        values = wire.unpack(message["arguments"], self.shared)
         self.results = None
         seed_draws(message)
         self.results = differentiate(self.run, weights_of(self.model, self.order), values)
@@ -205,7 +205,7 @@ class ModelRunner:
 
 @contextmanager
 def constants_drawn() -> Iterator[None]:
-    """Within it torch's layers draw what they otherwise set to constants, so that these depend on the seed too."""
+    """Have torch's layers draw what they otherwise set to constants, so that these depend on the seed too."""
     norm = torch.nn.modules.batchnorm._NormBase
     names, reset = ("ones_", "zeros_", "constant_"), norm.reset_running_stats
     plain = {name: getattr(torch.nn.init, name) for name in names}
@@ -281,7 +281,7 @@ def place(value: Any) -> Message:
 
 
 def _by_order(own: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> list[str]:
-    """The model's own names in the judge's order; shapes must agree, or only differ by axes of size one."""
+    """Return the model's own names in the judge's order; shapes must agree, or only differ by axes of size one."""
     mine = [f"{name}{list(value.shape)}" for name, value in own.items()]
     theirs = [f"{name}{list(value.shape)}" for name, value in given.items()]
     pairs = zip(own.values(), given.values(), strict=False)

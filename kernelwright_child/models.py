@@ -1,8 +1,8 @@
-"""A model, its inputs and its calls: their precision, memory that the judge lends, forward and backward, and float64.
+"""A model, its inputs and its calls: precision, memory shared with the judge, forward and backward, and float64.
 
-What is floating is cast once it is made, as `Module.to` does. For float64 the model is not copied: a copy would be
-missed by whatever holds the modules themselves, such as a lambda that a constructor made. Its parameters and buffers
-are float64 for as long as the context lasts, and what they were after it.
+A model is cast once it is made, as `Module.to` does. For float64 the model is not copied: whatever holds the modules
+themselves would miss a copy, such as a lambda that a constructor made. Its parameters and buffers are float64 for as
+long as the context lasts, and the same as before after it.
 """
 
 import math
@@ -47,7 +47,7 @@ def cast_model(model: Any, dtype: str | None) -> None:
 
 
 def cast_inputs(inputs: list[Any], dtype: str | None) -> list[Any]:
-    """The inputs with floating tensors cast; integers, booleans and complex numbers stay as they were drawn."""
+    """Return the inputs with floating tensors cast; integers, booleans and complex numbers stay as they are."""
     if dtype is None:
         return inputs
     wanted = getattr(torch, dtype)
@@ -58,8 +58,8 @@ def cast_inputs(inputs: list[Any], dtype: str | None) -> list[Any]:
     return [tree_map(cast, value) for value in inputs]
 
 
-def lent_tensors(fd: int, specs: Sequence[dict[str, Any]]) -> list[torch.Tensor]:
-    """One tensor for each spec (`dtype`, `shape`, `offset` in bytes), sharing the pages of the descriptor.
+def shared_tensors(fd: int, specs: Sequence[dict[str, Any]]) -> list[torch.Tensor]:
+    """Return one tensor for each spec (`dtype`, `shape`, `offset` in bytes), sharing the pages of the descriptor.
 
     The descriptor is closed: the mapping holds one of its own, and closes it when none of the tensors lives any more.
     """
@@ -79,7 +79,7 @@ def _tensor(memory: mmap.mmap, spec: dict[str, Any]) -> torch.Tensor:
 
 
 def constant_of(weight: torch.Tensor) -> float | None:
-    """The value that all elements of a floating tensor have; None where they differ."""
+    """Return the value that all elements of a floating tensor have; None where they differ."""
     if not weight.is_floating_point() or not weight.numel() or not bool((weight == weight.view(-1)[0]).all()):
         return None
     return float(weight.view(-1)[0])
@@ -89,13 +89,13 @@ Weights = list[tuple[torch.nn.Parameter | None, torch.Size]]
 
 
 def weights_of(model: torch.nn.Module, order: list[tuple[str, torch.Size]]) -> Weights:
-    """The parameters of these names with the shapes that their gradients shall have; None for what is no parameter."""
+    """Return the parameters of these names with the shapes of their gradients; None for what is not a parameter."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     return [(parameters.get(name), shape) for name, shape in order]
 
 
 def differentiate(run: Callable[..., Any], weights: Weights, values: Any) -> Any:
-    """Outputs and gradients of a call on `[inputs, gradients of the floating outputs]`."""
+    """Return outputs and gradients of a call on `[inputs, gradients of the floating outputs]`."""
     inputs, gradients = values
     inputs = [
         value.detach().requires_grad_() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
@@ -127,10 +127,10 @@ def _detached(value: Any) -> Any:
 def fix_precision(policy: str) -> dict[str, Any]:
     """Set torch's switches for `strict`, `tf32`, `half`, or `shipped`, torch's own defaults; return what they then are.
 
-    Candidate and baseline get the same: it decides what torch's own products may do to float32.
-    Only the older switches are used: torch refuses to read them once the newer ones were written, and candidates and
-    torch.compile read them. cudnn.benchmark stays off, so that a call's algorithm does not depend on which candidates
-    ran before; a candidate that changes a switch answers for it with its tolerance.
+    Candidate and baseline get the same: it decides what torch's own products may do to float32. Only the older switches
+    are used: torch refuses to read them once the newer ones were written, and candidates and torch.compile read them.
+    cudnn.benchmark stays off, so that a call's algorithm does not depend on which candidates ran before. A candidate
+    that changes a switch answers for it with its tolerance.
     """
     lower, shipped = policy in ("tf32", "half"), policy == "shipped"
     torch.set_float32_matmul_precision("high" if lower else "highest")
@@ -158,15 +158,15 @@ def precision_switches() -> dict[str, Any]:
 
 
 class Widening(TorchFunctionMode):
-    """Every cast to a narrower floating type, every new tensor of one, and every tensor that is given, is float64.
+    """A mode that makes float64 of casts to narrower floating types, new tensors of them, and tensors that are given.
 
-    The last are those that stand nowhere in the model: a mask in a global, a table in a list.
+    The last are those that lie outside the model: a mask in a global, a table in a list.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """The call with float64 in place of the narrower types and tensors among its arguments."""
+        """Call with float64 in place of the narrower types and tensors among the arguments."""
         kwargs = kwargs or {}
         if func in CASTS:
             return args[0].double()
@@ -205,11 +205,11 @@ def widened_value(leaf: Any) -> Any:
 
 @contextmanager
 def widened(model: torch.nn.Module | None = None) -> Iterator[Callable[[Any], Any]]:
-    """Within it all floating arithmetic is float64, if the inputs are; so are the model's parameters and buffers.
+    """Have all floating arithmetic in float64, if the inputs are; so are the model's parameters and buffers.
 
-    After it the model is what it was, also where a call counts, caches or replaces something: what is float64 there
-    would make the next call in its own dtype another one. What is yielded is to be called on the results, some of which
-    may be the model's own tensors.
+    After it the model is as before, also where a call counts, caches or replaces something: float64 values there would
+    change the next call in its own dtype. Yields a function to call on the results, some of which may be the model's
+    own tensors.
     """
     before = torch.get_default_dtype()
     held = Held([] if model is None else list(model.modules()))
@@ -243,7 +243,7 @@ class Held:
                 tensor.data = data.double()
 
     def apart(self, results: Any) -> Any:
-        """The results, with memory of their own in place of what will be put back."""
+        """Return the results, with memory of their own in place of what will be put back."""
         held = {_place(tensor) for tensor, _ in self._tensors}
 
         def own(leaf: Any) -> Any:
@@ -253,7 +253,7 @@ class Held:
         return tree_map(own, results)
 
     def put_back(self) -> None:
-        """All as it was: the same tensors at the same places, with the same values."""
+        """Restore everything: the same tensors at the same places, with the same values."""
         for attributes, former in self._attributes:
             attributes.clear()
             attributes.update(former)
@@ -265,7 +265,7 @@ class Held:
 
 
 def _place(tensor: torch.Tensor) -> int:
-    """Where its memory begins; of what has no such, as a sparse one, an own number."""
+    """Return where its memory begins; for one without such, as a sparse tensor, a number of its own."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else -id(tensor)
 
 

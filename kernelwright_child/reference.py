@@ -43,10 +43,10 @@ COMPILING_THREADS = 4
 
 
 def note_no_launches() -> None:
-    """From now on no choice among a Triton kernel's launches is noted: each child chooses at its first call.
+    """Note no choice among a Triton kernel's launches from now on: each child chooses at its first call.
 
     A kernel that another child has compiled would be noted where that child's folder was, which this one must not make.
-    What `max-autotune` chooses among whole kernels is noted elsewhere, and goes on to be: the compiler's own switch is
+    Choices of `max-autotune` among entire kernels are noted elsewhere, and go on to be: the compiler's own switch is
     the same for both (`autotune_local_cache`), so it is not that one.
     """
     from torch._inductor.runtime.autotune_cache import AutotuneCache
@@ -84,8 +84,8 @@ class Reference(ModelRunner):
     def load(self, message: Message, fds: list[int]) -> Message:
         """Run the reference and construct `Model` under the given seed.
 
-        Tells arguments, weights, for each weight whether another value of it makes sense, and whether it has layers for
-        images or volumes.
+        Returns arguments, weights, the names of weights for which another value makes sense, and whether it has layers
+        for images or volumes.
         """
         torch.set_num_threads(message["threads"])
         self.namespace = run_source(message["source"], "reference")
@@ -98,7 +98,7 @@ class Reference(ModelRunner):
         return place(self.drawn) | {"spatial": any(isinstance(module, SPATIAL) for module in self.model.modules())}
 
     def _constructed(self, seed: int) -> Any:
-        """The arguments of a new model, which is the one from now on."""
+        """Construct a new model, used from now on; return its arguments."""
         torch.manual_seed(seed)
         arguments = self.namespace["get_init_inputs"]()
         self.constructor = lambda: construct(self.namespace["Model"], arguments)
@@ -106,12 +106,12 @@ class Reference(ModelRunner):
         return arguments
 
     def construct_seeded(self, message: Message, fds: list[int]) -> Message:
-        """The same as a candidate's process does; tells the weights."""
+        """Construct as a candidate's process does; return the weights."""
         self.drawn = self.construct(message["seed"], message["vary"])
         return place(self.drawn)
 
     def construct_again(self, message: Message, fds: list[int]) -> Message:
-        """From now on another `Model` answers, constructed under another seed, with the state of the first one."""
+        """Construct another `Model` under another seed, with the state of the first one; it answers from now on."""
         self.restore({}, [])
         state = self.model.state_dict()
         self._constructed(message["seed"])
@@ -143,7 +143,7 @@ class Reference(ModelRunner):
         return {}
 
     def compilations(self, message: Message, fds: list[int]) -> Message:
-        """How many graphs were compiled here, and how many had been compiled before and were found."""
+        """Return how many graphs were compiled here, and how many were found compiled."""
         from torch._dynamo.utils import counters
 
         # A graph that is found together with that of its gradients is not counted as the compiler's in every version.
@@ -151,9 +151,9 @@ class Reference(ModelRunner):
         return {"made": counters["inductor"]["fxgraph_cache_miss"], "found": found}
 
     def weights(self, message: Message, fds: list[int]) -> Message:
-        """Take other weights; tells them as the model holds them, which differs where two share their memory.
+        """Take other weights; return them as the model holds them, which differs where two share their memory.
 
-        Once the model is on a device they are taken there, and nothing is told: nobody could read it from here.
+        On a device nothing is returned: nobody could read it from here.
         """
         super().weights(message, fds)
         held = dict(self.model.state_dict())
@@ -163,7 +163,7 @@ class Reference(ModelRunner):
         return place(self.drawn)
 
     def draw(self, message: Message, fds: list[int]) -> Message:
-        """Fresh inputs under the given seed; with gradients of the outputs where the problem asks for them.
+        """Draw fresh inputs under the given seed; with gradients of the outputs where the problem asks for them.
 
         On the given cores, where another child draws at the same time: torch's OpenMP binds each to the first of all.
         """
@@ -172,7 +172,7 @@ class Reference(ModelRunner):
         return place(self.drawn)
 
     def draw_values(self, seed: int) -> list[Any]:
-        """The inputs under a seed, on the device that new tensors go to; with gradients where they are asked for."""
+        """Draw the inputs under a seed, on the device that new tensors go to; with gradients where asked for."""
         torch.manual_seed(seed)
         inputs = cast_inputs(list(self.namespace["get_inputs"]()), self.dtype)
         if not self.is_differentiated:
@@ -187,18 +187,18 @@ class Reference(ModelRunner):
     def trace(self, message: Message, fds: list[int]) -> Message:
         from kernelwright_child.roofline import trace
 
-        values = wire.unpack(message["arguments"], self.lent)
+        values = wire.unpack(message["arguments"], self.shared)
         call = self._differentiated if self.is_differentiated else None
         work = trace(self.model, values, call)
         return {"work": {key: work[key] for key in ("bytes", "flops", "least_flops")}}
 
     def changes(self, message: Message, fds: list[int]) -> Message:
-        """By number, `inputs` that operators write to in a call, and `parameters` and `buffers` that it changes."""
+        """Return by number the `inputs` that a call writes to, and the `parameters` and `buffers` that it changes."""
         self.follow({"weights": [(number, "") for number in range(len(self.order))]}, [])
-        before = [tensor._version for tensor in self.lent]
+        before = [tensor._version for tensor in self.shared]
         seed_draws(message)
         with torch.no_grad():
-            self.model(*wire.unpack(message["arguments"], self.lent))
+            self.model(*wire.unpack(message["arguments"], self.shared))
         found: dict[str, list[int]] = {"inputs": [], "parameters": [], "buffers": []}
         for number, (_, module, name, tensor, value) in enumerate(self.followed):
             now = getattr(module, name).detach().cpu()
@@ -206,7 +206,7 @@ class Reference(ModelRunner):
                 raise wire.WireError(f"a call gives {name} of the model another shape; let it keep the one it has")
             if not torch.equal(*(one.contiguous().reshape(-1).view(torch.uint8) for one in (now, value))):
                 found["parameters" if isinstance(tensor, torch.nn.Parameter) else "buffers"].append(number)
-        found["inputs"] = [index for index, tensor in enumerate(self.lent) if tensor._version != before[index]]
+        found["inputs"] = [index for index, tensor in enumerate(self.shared) if tensor._version != before[index]]
         self.restore({}, [])
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
@@ -216,7 +216,7 @@ class Reference(ModelRunner):
         return differentiate(model, weights_of(model, self.order), values)
 
     def called(self, arguments: Any, message: Message) -> Any:
-        """The result of a call, with what it changes: weights that are followed, and inputs that the message names."""
+        """Call, and return the result with what it changes: followed weights, and inputs that the message names."""
         inputs: list[torch.Tensor] = []
         wire.pack(arguments, inputs)
         result = self.with_state(self.model(*arguments))
@@ -224,7 +224,7 @@ class Reference(ModelRunner):
         return {wire.RESULT: result} | changes if changes else result
 
     def exact_call(self, message: Message, fds: list[int]) -> Message:
-        """Call the model in float64 on the lent inputs, floating ones widened."""
+        """Call the model in float64 on the shared inputs, floating ones widened."""
         self.results = None
         with torch.no_grad(), widened(self.model) as own:
             self.results = own(self.called(self._widened(message), message))
@@ -237,7 +237,7 @@ class Reference(ModelRunner):
         return place(self.results)
 
     def _widened(self, message: Message) -> Any:
-        return wire.unpack(message["arguments"], [widened_value(tensor) for tensor in self.lent])
+        return wire.unpack(message["arguments"], [widened_value(tensor) for tensor in self.shared])
 
 
 def _channels_last(value: Any) -> Any:
@@ -261,10 +261,10 @@ BLOCK, VOLUMES = 16, 5
 
 
 class Alive(TorchDispatchMode):
-    """Counts the bytes of all storages that operations have made and that are still held."""
+    """A count of the bytes of all storages that operations have made and that are still held."""
 
     def __init__(self, before: Iterable[torch.Tensor]) -> None:
-        """`before`: what was there already. A view of it is no storage of its own."""
+        """Start from the tensors in `before`: a view of one is not a storage of its own."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._bytes = {tensor.untyped_storage()._cdata: 0 for tensor in before}
         self._now = 0
@@ -275,7 +275,7 @@ class Alive(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Sequence[Any] = (), options: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation as it would be, then count what it has made."""
+        """Run the operation, then count what it has made."""
         result = function(*arguments, **(options or {}))
         if function is torch.ops.aten.convolution.default:
             taken = _scratch(arguments[0], arguments[1], result, arguments[6])
@@ -298,7 +298,7 @@ class Alive(TorchDispatchMode):
 
 
 def plan(source: str, dtype: str | None, differentiated: bool) -> dict[str, int]:
-    """Find the bytes of inputs, weights, result and float64 result, and what a call holds at most beside these.
+    """Find the bytes of inputs, weights, result and float64 result, and the most that a call holds beside these.
 
     Any error is possible, since a reference may look at values: then there is no plan.
     """
@@ -336,9 +336,10 @@ def _planned(text: str, namespace: dict[str, Any], dtype: str | None, differenti
 
 
 def _scratch(given: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, transposed: bool) -> int:
-    """In float64 one side is held once for each place of the kernel, group after group, whose results are then joined.
+    """Return the bytes of scratch memory that a convolution takes on a processor.
 
-    In narrower dtypes input and result are laid out in blocks of channels.
+    In float64 one side is held once for each place of the kernel, group after group, whose results are then joined. In
+    narrower dtypes input and result are laid out in blocks of channels.
     """
     held, wide = (given, result) if transposed else (result, given)
     columns = math.prod(weight.shape[1:]) * held.numel() // held.shape[1]

@@ -1,12 +1,12 @@
 """The necessary work of a model: which bytes it must read and write, and the operations of its products.
 
 Runs in the reference's child, in a call like any other: fake tensors would compute nothing, but torch needs seconds to
-import what makes them. What is found is a lower bound. Bytes are those of the whole model's inputs, weights and
-outputs, once each; what lies between can stay on the chip. An input counts as far as some operation on the way to an
-output reads it for certain, whatever its values.
+import what makes them. The result is a lower bound. Bytes are those of the entire model's inputs, weights and outputs,
+once each; what lies between can stay on the chip. An input counts as far as some operation on the way to an output
+reads it for certain, whatever its values.
 
 First come the tables of single operators: what they read and compute, and which of them leave no room to rearrange. An
-operator that is in no table is taken to read all that it is given and to compute nothing that counts. Products and
+operator that is in no table is taken to read all its inputs and to compute nothing that counts. Products and
 convolutions count the operations of the direct algorithm, and the fewest known; a multiplication with the addition that
 follows it counts as two operations, as in every vendor's peak.
 """
@@ -41,12 +41,12 @@ NOTHING = Arithmetic(0, 0)
 
 
 def product(batch: int, rows: int, inner: int, columns: int) -> Arithmetic:
-    """A batch of products of [rows, inner] and [inner, columns]."""
+    """Count a batch of products of [rows, inner] and [inner, columns]."""
     return Arithmetic(2 * batch * rows * inner * columns, int(2 * batch * fewest(rows, inner, columns)))
 
 
 def fewest(rows: float, inner: float, columns: float) -> float:
-    """Multiply-adds of a matrix product by Strassen's recursion in Winograd's form, where it saves any.
+    """Count multiply-adds of a matrix product by Strassen's recursion in Winograd's form, where it saves any.
 
     Seven half-sized products and 15 additions of blocks: 4 of the left factor's, 4 of the right's, 7 of the result's
     (S. Winograd, On multiplication of 2x2 matrices, Linear Algebra and its Applications 4, 1971). An addition takes the
@@ -93,7 +93,7 @@ class Window(NamedTuple):
 
 
 def _union(intervals: Iterable[tuple[int, int]]) -> int:
-    """How many whole numbers lie in at least one of the half-open intervals."""
+    """Count the whole numbers that lie in at least one of the half-open intervals."""
     total, reached = 0, None
     for first, end in sorted(intervals):
         start = first if reached is None else max(first, reached)
@@ -147,7 +147,7 @@ class Convolution(NamedTuple):
 
 
 def attention(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> Arithmetic:
-    """Scores and weighted values of [batch, heads, tokens, features]; masks save nothing that is counted here."""
+    """Count scores and weighted values of [batch, heads, tokens, features]; masks save nothing that is counted here."""
     batch = query[0] * query[1]
     return product(batch, query[2], query[3], key[2]) + product(batch, query[2], key[2], value[3])
 
@@ -206,7 +206,7 @@ def operator_name(function: Any) -> str:
 
 
 def read_shares(name: str, arguments: Sequence[Any], result: Any) -> dict[int, float]:
-    """By `id` of a tensor argument, the share of it that is certainly read, where that is not all."""
+    """Return by `id` of a tensor argument the share of it that is certainly read, where that is not all."""
     tensors = {i: value for i, value in enumerate(arguments) if isinstance(value, torch.Tensor)}
     if name in UNREAD:
         return {id(value): 0.0 for value in tensors.values()}
@@ -223,7 +223,7 @@ def read_shares(name: str, arguments: Sequence[Any], result: Any) -> dict[int, f
 
 
 def _pooled(name: str, arguments: Sequence[Any]) -> float:
-    """A lower bound on the share of an image that windows with gaps between them look at."""
+    """Return a lower bound on the share of an image that windows with gaps between them look at."""
     axes = 3 if "3d" in name else 2
     kernel = _spread(arguments[1], axes)
     stride = _spread(arguments[2] if len(arguments) > 2 and arguments[2] else kernel, axes)
@@ -240,7 +240,7 @@ def _spread(value: Any, axes: int) -> list[int]:
 
 
 def arithmetic_of(function: Any, arguments: Sequence[Any], options: dict[str, Any], result: Any) -> Arithmetic:
-    """What the operator computes, if it is a product; without a formula of ours it is torch's, and the least 0."""
+    """Count the operator's arithmetic, if it is a product; without a formula of ours it is torch's, and the least 0."""
     formula = FORMULAS.get(operator_name(function))
     if formula is not None:
         return formula(arguments, result)
@@ -261,7 +261,7 @@ def convolution(arguments: Sequence[Any], result: torch.Tensor) -> Convolution:
 
 
 def _attention(arguments: Sequence[Any]) -> Arithmetic:
-    """Half of it where a causal mask may be meant; the least is not known then, nor with a mask of values."""
+    """Count half of it where a causal mask may be meant; the least is not known then, nor with a mask of values."""
     whole = attention(*(tensor.shape for tensor in arguments[:3]))
     masked = any(value is True or isinstance(value, torch.Tensor) for value in arguments[3:])
     return Arithmetic(whole.direct // 2, 0) if masked else whole
@@ -292,11 +292,11 @@ def repeats(given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> bool
 
 
 def firm(steps: Sequence[tuple[Kind, str]]) -> list[bool]:
-    """Which steps' arithmetic no rearrangement of the model can save, as far as is known for certain.
+    """Mark the steps whose arithmetic no rearrangement of the model can save, as far as is known for certain.
 
-    Products are associative and distributive, so two of them in a row may be one (or be done in another order), and a
-    sum or a selection of a product needs less than all of it. So a product is firm only where all steps are products,
-    bends and plain ones, and a bend stands between it and every other product.
+    Products are associative and distributive: two of them in a row may be one, or be done in another order. A sum or a
+    selection of a product needs less than all of it. So a product is firm only where all steps are products, bends and
+    plain ones, and a bend lies between it and every other product.
     """
     marks = [False] * len(steps)
     if any(kind == "other" for kind, _ in steps):
@@ -335,7 +335,7 @@ class StorageView(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """Distinct bytes; views that overlap themselves can not have more than their storage."""
+        """Distinct bytes; views that overlap themselves cannot have more than their storage."""
         strided = zip(self.size, self.stride, strict=True)
         count = math.prod(size if stride else min(size, 1) for size, stride in strided)
         return min(count * self.item_bytes, self.storage_bytes) * self.share
@@ -359,7 +359,7 @@ class Tracer(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch asks; to keep its compiler out of `__torch_dispatch__` it would first import it: seconds."""
+        """Return False; to keep its compiler out of `__torch_dispatch__` torch would first import it: seconds."""
         return False
 
     def key(self, tensor: torch.Tensor) -> int:
@@ -405,11 +405,11 @@ class Tracer(TorchDispatchMode):
 
 
 def trace(model: torch.nn.Module, arguments: Any, call: Call | None = None) -> dict[str, Any]:
-    """The work of `call(model, arguments)`; as it stands, of `model(*arguments)` without gradients.
+    """Find the work of `call(model, arguments)`; without `call`, of `model(*arguments)` without gradients.
 
     `bytes`: `read` and `written`. `flops`: operations of matrix products and convolutions by dtype, in the direct
     algorithm. `least_flops`: the same in the best algorithm known; empty where the model could be rearranged to save
-    some (see `operators.firm`). `operators`: the names of all that was dispatched, in order.
+    some (see `firm`). `operators`: the names of all that was dispatched, in order.
     """
     call = call or _forward
     tracer = Tracer()
@@ -442,7 +442,7 @@ def _strided(tree: Any) -> list[torch.Tensor]:
 
 
 def _needed(nodes: Sequence[Node], wanted: set[int]) -> Iterator[Node]:
-    """Nodes that something wanted depends on, in their order; what makes nothing decides on the way, so it counts."""
+    """Yield the nodes that something wanted depends on, in order; one that makes nothing decides, so it counts."""
     found = []
     for node in reversed(nodes):
         if not node.makes or wanted & set(node.makes):
@@ -459,7 +459,7 @@ def _bytes(parts: Sequence[tuple[int, StorageView]]) -> int:
 
 
 def _covered(parts: set[StorageView]) -> float:
-    """A lower bound on the bytes that parts of one storage cover together."""
+    """Return a lower bound on the bytes that parts of one storage cover together."""
     largest = max(part.bytes for part in parts)
     sure = [part for part in parts if part.share == 1.0]
     widths = {part.item_bytes for part in sure}

@@ -1,4 +1,4 @@
-"""What the keeper's process begins with: `main(ARGUMENTS)` enters the control groups, and meanwhile imports the keeper.
+"""The first code of the supervisor's process: enters the control groups, and meanwhile imports the supervisor.
 
 To enter one can take ten milliseconds of waiting in the kernel, as much as all of Python's start.
 """
@@ -8,7 +8,7 @@ import os
 
 
 class Entering:
-    """The descriptors of `cgroup.procs` files, numbers divided by commas, written to in a thread."""
+    """A thread that writes to the descriptors of `cgroup.procs` files, numbers divided by commas."""
 
     def __init__(self, groups: str) -> None:
         self._fds = [int(number) for number in groups.split(",") if number]
@@ -29,15 +29,15 @@ class Entering:
             self._done.release()
 
     def wait(self) -> None:
-        """Return when the process is in all groups. Raises `OSError` where it could not enter one."""
+        """Wait until the process is in all groups. Raises `OSError` where it could not enter one."""
         self._done.acquire()
         if self._error is not None:
             raise self._error
 
 
 def main(arguments: list[str]) -> None:
-    """`GROUPS LIFELINE STATUS PLAN COMMAND...`; the rest is described in `kernelwright_child.keeper`."""
+    """Start with `GROUPS LIFELINE STATUS PLAN COMMAND...`; the rest is described in `kernelwright_child.supervisor`."""
     entering = Entering(arguments[0])
-    from kernelwright_child import keeper
+    from kernelwright_child import supervisor
 
-    keeper.main(arguments[1:], entering.wait)
+    supervisor.main(arguments[1:], entering.wait)

@@ -1,8 +1,8 @@
-"""Finished builds by content: a candidate that was built once is not built again; and what a build did, as evidence.
+"""Finished builds by content: a candidate that was built once is not built again; and a build's record, as evidence.
 
-The judge copies a build folder in after its builder has ended, and out into a fresh work folder before a worker
-starts. No child ever sees the store. What a candidate built is found again only under its own whole source, so nobody
-reads or changes the products of another. What a build did, and which extensions failed, its own child tells.
+The judge copies a build folder in after its builder has ended, and out into a fresh work folder before a worker starts.
+No child ever sees the store. A candidate's build is found again only under its own complete source, so nobody reads or
+changes the products of another. The record, and which extensions failed, are its own child's claims.
 """
 
 import json
@@ -24,7 +24,7 @@ from kernelwright.sandbox.storage import (
     cache_root,
     digest_of,
 )
-from kernelwright.sandbox.toolchain import HeaderShelf, Toolchain, toolchain
+from kernelwright.sandbox.toolchain import Toolchain, headers_are_ready, toolchain
 from kernelwright_child.compiling import REPORT
 
 MAX_BYTES = 256 * 1024
@@ -48,7 +48,7 @@ class Compilation(Record):
 
 
 class BuildRecord(Record):
-    """How a candidate was built. The child's claim: good for explaining a build, never for deciding a verdict."""
+    """The record of a candidate's build. The child's claim: it explains a build and never decides a verdict."""
 
     compilations: tuple[Compilation, ...] = ()
 
@@ -65,7 +65,7 @@ class BuildRecord(Record):
 
 
 def read_record(work_folder: Path) -> BuildRecord:
-    """What the builder in this work folder left; call it when that has ended. Lines that are no claims are left out."""
+    """Read the record of the builder in this work folder; call it when that has ended. Skips malformed lines."""
     try:
         fd = os.open(work_folder / "home" / REPORT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
@@ -93,14 +93,14 @@ FORMAT = "2"
 
 
 class BuildStore(FolderStore):
-    """Nothing here raises for what is on disk: a build that can not be kept or read is simply built again."""
+    """Nothing raises for what is on disk: a build that cannot be kept or read is simply built again."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         super().__init__("builds", limit_bytes, Bounds(BUILD_BYTES, BUILD_FILES, BUILD_DEPTH))
 
     @staticmethod
     def key(source: str, toolchain: Toolchain | None, **more: str) -> str:
-        """What a finished build depends on, as 64 hex digits: the source, the toolchain, and what the caller adds.
+        """Compute the key of a finished build, as 64 hex digits: the source, the toolchain, and `more` from the caller.
 
         To add: the constructor's arguments, the architecture of the device, settings that change how things are built.
         """
@@ -109,13 +109,13 @@ class BuildStore(FolderStore):
 
     def keep(self, key: str, folder: Path) -> bool:
         """Copy a finished build folder in; the builder must have ended. False where it is not fit to be kept."""
-        if self._cache.use(key) is None and not _is_complete(folder):
+        if self.use(key) is None and not _is_complete(folder):
             LOG.info("the build in %s is not kept: not all that its index names lies in it", folder)
             return False
         return super().keep(key, folder)
 
     def keep_more(self, key: str, folder: Path) -> bool:
-        """The same, in place of what there is under this key: something was built that is not in it."""
+        """Keep it in place of the entry under this key: something was built that is not in it."""
         if not _is_complete(folder):
             return False
         self.forget(key)
@@ -123,9 +123,9 @@ class BuildStore(FolderStore):
 
 
 def _is_complete(build: Path) -> bool:
-    """Whether all that the builder has made lies in the build folder: else a worker elsewhere could not load it.
+    """Whether everything that the builder has made is in the build folder: else a worker elsewhere could not load it.
 
-    What could not be built is replayed from its words, and needs nothing more.
+    A failed build is replayed from its words, and needs nothing more.
     """
     try:
         with open(os.open(build / INDEX, READING), "rb") as file:
@@ -159,9 +159,9 @@ class FailedBuild(NamedTuple):
 
 
 def read_failures(build: Path, printed: str = "") -> tuple[FailedBuild, ...]:
-    """Those that the index in a build folder names, each once; call it when the builder has ended.
+    """Read the failures that the index in a build folder names, each once; call it when the builder has ended.
 
-    `printed` is what the builder printed: of a verbose build the compiler's words stand only there.
+    `printed` is the builder's output: of a verbose build the compiler's words are only there.
     """
     try:
         with open(os.open(build / INDEX, READING), "rb") as file:
@@ -186,13 +186,13 @@ GIB = 2**30
 
 
 def shortcuts_found() -> str | None:
-    """The compiler, what is kept for it and where; None where there is no compiler to shorten anything for."""
+    """Describe the compiler and what is kept for it; None where there is no compiler to shorten anything for."""
     found = toolchain()
     if found is None or not found.is_gcc:
         return None
     everything = all_entries()
     linker = f", linked by {found.linker}" if found.linker else ""
-    header = "torch's light header" if HeaderShelf(found).is_ready() else "no light header of torch's yet"
+    header = "torch's light header" if headers_are_ready(found) else "no light header of torch's yet"
     return (
         f"{found.compiler}{linker}; {header} and {len(BuildStore())} finished builds; all that is kept takes "
         f"{everything.size_bytes() / GIB:.1f} of {everything.limit_bytes / GIB:.1f} GiB ({LIMIT_VARIABLE}) in "

@@ -43,7 +43,7 @@ class ClockSample(Record):
 
 
 def steady(samples: Sequence[ClockSample | None]) -> list[bool]:
-    """Which samples count: not those at a low clock or under a severe reason. Without NVML all count. Pure."""
+    """Tell which samples count: not those at a low clock or under a severe reason. Without NVML all count. Pure."""
     known = [sample.sm_mhz for sample in samples if sample is not None]
     least = SLOW_SHARE * statistics.median(known) if known else 0
     return [s is None or (s.sm_mhz >= least and not s.reasons & SEVERE) for s in samples]
@@ -63,7 +63,7 @@ class _Process(ctypes.Structure):
 
 
 class Clocks:
-    """One device's NVML handle; every answer is None where NVML can not be had, or does not tell. Close it."""
+    """One device's NVML handle; an answer is None where there is no NVML, or it does not say. Close it."""
 
     def __init__(self, uuid: str) -> None:
         self._library: ctypes.CDLL | None = None

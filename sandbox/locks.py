@@ -1,13 +1,12 @@
-"""Whose turn it is to time: one lock for this machine's processors, with a place for each core, and one for each GPU.
+"""Timing locks: one for this machine's processors, with a place for each core, and one for each GPU; and plain locks.
 
-Whoever times has the cores that it times on alone, or, where the candidate runs on a GPU, that GPU alone and its cores
-among others that build. Who builds on cores that a timing would need shares them with others that build. Who measures
-what the processors can do is heard in every timing, and has all of them. So parts of a processor are timed on side by
-side, and everything else waits, and says for whom.
+A timing has its cores alone; on a GPU it has that GPU alone, and shares its cores with builds. A build on cores that a
+timing would need shares them with other builds. Measuring the processors disturbs every timing, so it takes all of
+them. So parts of a processor are timed on side by side, and everything else waits, and says for whom.
 
 The locks are advisory, on single bytes of files (of an open file each, so that threads wait for each other like
-processes do), and end with whoever holds them, however that ends. Nobody waits for ever: at each place there is a door
-that whoever waits keeps closed behind it, and places are taken in one order, a GPU before the processors.
+processes do). They end with their holder, however that ends. Nobody waits for ever: each place has a door that the one
+who waits keeps closed, and places are taken in one order, a GPU before the processors.
 """
 
 import contextlib
@@ -28,14 +27,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright_child.keeper import descendants
+from kernelwright_child.supervisor import descendants
 
 OWN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 EVERYBODYS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def try_lock(fd: int, how: int = fcntl.LOCK_EX) -> bool:
-    """Take a lock on an open file, if nobody holds one that stands against it; whether it was."""
+    """Take a lock on an open file, if no conflicting one is held; whether it was taken."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -44,12 +43,12 @@ def try_lock(fd: int, how: int = fcntl.LOCK_EX) -> bool:
 
 
 def unlock(fd: int) -> None:
-    """Give back the lock of `try_lock` for all that have this very file open, such as a fork; it goes with the last."""
+    """Give back the lock of `try_lock` for all that have this file open, such as a fork; it goes with the last."""
     fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def try_lock_byte(fd: int, byte: int, shared: bool = False) -> bool:
-    """Take a lock on one byte for this open file, if no other open file holds one that stands against it."""
+    """Take a lock on one byte for this open file, if no other open file holds a conflicting one."""
     try:
         _lock_byte(fd, byte, fcntl.F_RDLCK if shared else fcntl.F_WRLCK)
     except OSError as error:
@@ -134,7 +133,7 @@ PATIENT = WaitLimit()
 
 @contextmanager
 def processor_turn(cores: tuple[int, ...], shared: bool = False, waiting: WaitLimit = PATIENT) -> Iterator[None]:
-    """Within it nobody else times on these cores, and nothing is measured; shared, others may share them.
+    """Keep others from timing on these cores, and from measuring; shared, others may share them.
 
     Not to be nested, nor to be held around `measuring`. Raises `MachineError` where the waiting is stopped.
     """
@@ -147,16 +146,16 @@ def processor_turn(cores: tuple[int, ...], shared: bool = False, waiting: WaitLi
 
 @contextmanager
 def measuring(wait_s: float = MEASURING_S) -> Iterator[None]:
-    """Within it nothing is timed, nor measured by another. Raises `MachineError` where that does not come about."""
+    """Keep everybody from timing and from measuring. Raises `MachineError` where that does not come about."""
     with _lock(processor_path(), "the processor", WaitLimit(wait_s)) as lock:
         lock.take(WHOLE)
         yield
 
 
 def meet_load(cores: tuple[int, ...], threads: int, wait: bool, waiting: WaitLimit = PATIENT) -> None:
-    """Report others that compute on these cores where so many threads are timed, once; with `wait`, until they end.
+    """Report others that compute on these cores where this many threads are timed; with `wait`, wait for their end.
 
-    Hold the turn meanwhile: nothing of ours runs then. Raises `MachineError` where the waiting is stopped.
+    Hold the timing lock meanwhile: nothing of ours runs then. Raises `MachineError` where the waiting is stopped.
     """
     start, reported_s = time.monotonic(), -REPORT_S
     if not wait and "load" in _TOLD:
@@ -177,7 +176,7 @@ def meet_load(cores: tuple[int, ...], threads: int, wait: bool, waiting: WaitLim
 
 
 def _disturbance(cores: tuple[int, ...], threads: int) -> int:
-    """The load, where each of some looks finds too much of it for so many threads beside; else 0."""
+    """Return the load, where each of some looks finds too much of it beside this many threads; else 0."""
     for _ in range(LOOKS):
         found = foreign_load(cores)
         if not found or found + threads <= len(cores):
@@ -187,7 +186,7 @@ def _disturbance(cores: tuple[int, ...], threads: int) -> int:
 
 
 def foreign_load(cores: tuple[int, ...]) -> int:
-    """How many threads compute on these cores, or wait for one, beside this process and all that it has started."""
+    """Count the threads that compute on these cores, or wait for one, beside this process and its descendants."""
     if int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) <= 1:  # this thread
         return 0
     own, count = {os.getpid(), *descendants(os.getpid())}, 0
@@ -204,7 +203,7 @@ def processor_path() -> Path:
 
 
 def device_path(uuid: str) -> Path:
-    """The lock on a GPU, for all users: in the machine's folder for temporary files, whatever TMPDIR says."""
+    """Return the path of a GPU's lock, for all users: in the machine's temporary folder, whatever TMPDIR says."""
     folder = Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
     return folder / f"kernelwright-{uuid}.lock"
 
@@ -213,7 +212,7 @@ class DeviceTurn:
     """One judge a GPU. Held until `close` or the end of this process, however it ends."""
 
     def __init__(self, uuid: str, waiting: WaitLimit) -> None:
-        """Raises `MachineError`, which names the holder, where the turn does not come."""
+        """Take the lock. Raises `MachineError`, which names the holder, where it is not given in time."""
         self._held = contextlib.ExitStack()
         with contextlib.ExitStack() as held:
             held.enter_context(_lock(device_path(uuid), f"device {uuid}", waiting, everybodys=True)).take(WHOLE)
@@ -224,7 +223,7 @@ class DeviceTurn:
 
 
 def device_holder(uuid: str) -> str | None:
-    """Who has the GPU now, as `process 123`; None where nobody has."""
+    """Return the GPU's holder, as `process 123`; None where there is none."""
     try:
         fd = os.open(device_path(uuid), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -300,7 +299,7 @@ def _own_name() -> str:
 
 
 def _tell(who: str, what: str) -> None:
-    """Once for each that is waited for. Threads of one process wait for each other without a word."""
+    """Report each that is waited for, once. Threads of one process wait for each other silently."""
     if who != _own_name():
         _report_once((who, what), f"{who} is judging on {what}; this one waits for its turn")
 
@@ -315,7 +314,7 @@ def _report_once(about: object, line: str) -> None:
 
 @cache
 def _closed_in_forks() -> None:
-    """A fork of this process, which nobody here knows of, must not keep what is held here."""
+    """Have a fork of this process, which nobody here knows of, close the locks that are held here."""
     os.register_at_fork(after_in_child=_close_all)
 
 

@@ -1,8 +1,8 @@
 """Logs on standard error where somebody asks for them, and text of others made fit to be stored and shown.
 
-Each room of the sandbox logs under its own name. Text that a child or a candidate wrote may hold half of a surrogate
-pair, which no file can take, or the control sequences of a terminal, which could blank a screen or write a verdict of
-their own. What can not be seen is replaced by an escape that can. The standard library alone.
+Text that a child or a candidate wrote may hold half of a surrogate pair, which no file can take. It may hold the
+control sequences of a terminal, which could blank a screen or write a verdict of their own. An escape replaces what
+cannot be seen. Of a build's log and a traceback the part that matters is found. The standard library alone.
 """
 
 import logging
@@ -21,12 +21,12 @@ _UNSEEN = re.compile(
 
 
 def escaped(text: str) -> str:
-    r"""The text with what can not be seen as escapes, such as `\x1b`; newlines and tabs stay."""
+    r"""Return the text with invisible characters as escapes, such as `\x1b`; newlines and tabs stay."""
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
 
 
 def one_line(text: str, longest: int = LONGEST_LINE) -> str:
-    """The same on one line, of at most `longest` characters; of a longer one the middle is left out."""
+    """Return the same on one line, of at most `longest` characters; of a longer one the middle is left out."""
     line = " ".join(escaped(text).split())
     if len(line) <= longest:
         return line
@@ -49,12 +49,12 @@ _DEEP_PATH = re.compile(r"(?:/[^\s:/'\"]+){3,}/(?=[^\s:/'\"]+)")
 
 
 def names_an_error(log: str) -> bool:
-    """Whether a compiler's or linker's error stands in it."""
+    """Whether the log holds a compiler's or linker's error."""
     return any(_ERROR.search(line) and "Error building extension" not in line for line in _useful(log))
 
 
 def build_reason(log: str) -> str:
-    """The first error of a failed build, one line, without its folder; or the last line where no error is marked."""
+    """Return the first error of a failed build, one line, without its folder; or the last line without an error."""
     lines = _useful(log)
     for line in lines:
         if _ERROR.search(line) and "Error building extension" not in line:
@@ -63,7 +63,7 @@ def build_reason(log: str) -> str:
 
 
 def trim_build_log(log: str) -> str:
-    """First error with the lines after it (the compiler shows the source there), then the log's end, without noise."""
+    """Return the first error with the lines after it, where the compiler shows the source, then the log's end."""
     lines = _useful(log)
     first = next((i for i, line in enumerate(lines) if _ERROR.search(line) and "Error building" not in line), None)
     if first is None:
@@ -78,7 +78,7 @@ def trim_build_log(log: str) -> str:
 
 
 def trim_traceback(log: str) -> str:
-    """The frames of the candidate's own file and the exception; the frames of torch and of the worker are left out."""
+    """Return the frames of the candidate's own file and the exception, without those of torch and the worker."""
     kept: list[str] = []
     own = False
     for line in escaped(log).splitlines():
@@ -93,7 +93,7 @@ def trim_traceback(log: str) -> str:
 
 
 def _useful(log: str) -> list[str]:
-    """The lines that say something, each once, with folders shortened."""
+    """Return the lines with content, each once, with folders shortened."""
     seen: set[str] = set()
     kept = []
     for raw in escaped(log).splitlines():
@@ -127,7 +127,7 @@ class StandardError(logging.Handler):
 
 
 def tell_logs(level: str) -> None:
-    """Tell what is logged at this level and above, here and in the processes of ours that are started from now on."""
+    """Print what is logged at this level and above, here and in the processes of ours that are started from now on."""
     ours = logging.getLogger(OURS)
     if not any(isinstance(handler, StandardError) for handler in ours.handlers):
         handler = StandardError()
@@ -138,7 +138,7 @@ def tell_logs(level: str) -> None:
 
 
 def tell_logs_as_asked() -> None:
-    """In a process that another one of ours has started: tell what that one tells. A level that is none is ignored."""
+    """Log as the process of ours does that has started this one. An unknown level is ignored."""
     level = os.environ.get(VARIABLE, "")
     if level in logging.getLevelNamesMapping():
         tell_logs(level)

@@ -1,8 +1,8 @@
-"""Folders that processes share: of entries that appear whole or not at all, and of plain files kept by content.
+"""Folders that processes share: entries that appear complete or not at all, files kept by content, and small facts.
 
 The oldest entries go when a folder is full. All such folders together have a limit too, `KERNELWRIGHT_CACHE_GIB`: the
-longest unused of all go first. Kept files are copied in, and copied out again only where every file is as it was: who
-made a folder writes to it under another user, or has ended; nobody but the judge ever sees what is kept.
+longest unused of all go first. Kept files are copied in, and copied out again only where every file is unchanged. The
+maker of a folder writes to it under another user, or has ended; nobody but the judge ever sees what is kept.
 """
 
 import contextlib
@@ -23,13 +23,15 @@ from kernelwright.sandbox.machine import versions
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str, mode: int | None = None) -> None:
     """Replace the file's text, in UTF-8; on disk when this returns. Raises `OSError` and leaves no scrap behind."""
     scrap = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with open(scrap, "w", encoding="utf-8", newline="") as file:
             file.write(text)
             file.flush()
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         scrap.replace(path)
     except BaseException:
@@ -51,7 +53,7 @@ FORGOTTEN_S = 3600
 
 
 def cache_root() -> Path:
-    """Where everything of ours that can be made again lies: `KERNELWRIGHT_CACHE`, or a folder in the user's cache."""
+    """Return the folder of everything that can be made again: `KERNELWRIGHT_CACHE`, or one in the user's cache."""
     if given := os.environ.get(VARIABLE):
         return Path(given).absolute()
     above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - may have no account
@@ -59,19 +61,19 @@ def cache_root() -> Path:
 
 
 def state_root() -> Path:
-    """Where what can not be made again lies, as jobs that were accepted: a folder in the user's state."""
+    """Return the folder of what cannot be made again, as accepted jobs: one in the user's state."""
     above = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - as above
     return Path(above).absolute() / "kernelwright"
 
 
 def limit_bytes() -> int:
-    """What all that is kept may take on disk together; a limit that is no number is the usual one."""
+    """Return what all that is kept may take on disk together; a limit that is not a number is the usual one."""
     given = _given_limit()
     return int((LIMIT_GIB if given is None else given) * 2**30)
 
 
 def limit_fault() -> str:
-    """What is wrong with the limit that was set; empty where nothing is."""
+    """Return what is wrong with the limit that was set; empty where nothing is."""
     if _given_limit() is not None:
         return ""
     return f"{LIMIT_VARIABLE} is {os.environ[LIMIT_VARIABLE]!r}, which is no number of GiB, so {LIMIT_GIB} are kept"
@@ -96,7 +98,7 @@ def is_writable(root: Path) -> bool:
 
 
 def is_full(root: Path) -> bool:
-    """Whether the disk of this folder, which need not be there yet, has less room than a build or two."""
+    """Whether the disk of this folder, which need not be there yet, has too little room for a build or two."""
     return shutil.disk_usage(_nearest(root)).free < FULL_BYTES
 
 
@@ -110,7 +112,7 @@ def is_there(path: Path) -> bool:
 
 
 class Cache:
-    """Entries are folders below `root`, each with a file `entry.json`; a use renews an entry's date."""
+    """Entries that are folders below `root`, each with a file `entry.json`; a use renews an entry's date."""
 
     def __init__(self, root: Path, limit_bytes: int, depth: int | None = 1) -> None:
         """Entries' names have `depth` parts, or any number of them where it is None."""
@@ -120,7 +122,7 @@ class Cache:
 
     @contextlib.contextmanager
     def making(self, name: str) -> Iterator[Path]:
-        """A fresh folder that becomes the entry `name` at the end of the block, if it ends well. Raises `OSError`."""
+        """Yield a fresh folder that becomes the entry `name` when the block ends well. Raises `OSError`."""
         final = self.root / name
         final.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=self.root))
@@ -135,7 +137,7 @@ class Cache:
         self.trim(keep=final)
 
     def use(self, name: str) -> Path | None:
-        """The entry's folder, renewed; None where there is none."""
+        """Return the entry's folder, renewed; None where there is none."""
         folder = self.root / name
         try:
             os.utime(folder)
@@ -144,7 +146,7 @@ class Cache:
         return folder
 
     def entries(self) -> list[Path]:
-        """All entries, the longest unused first."""
+        """Return all entries, the longest unused first."""
         found = []
         # `os.walk` passes over what other processes remove meanwhile; `Path.glob` raises there.
         for above, folders, files in os.walk(self.root):
@@ -192,7 +194,6 @@ def _date(path: Path) -> float:
 
 
 def _size(folder: Path) -> int:
-    """Of what is removed meanwhile, nothing."""
     total = 0
     for above, folders, files in os.walk(folder):
         for name in folders + files:
@@ -215,12 +216,12 @@ class Bounds(NamedTuple):
     depth: int
 
 
-class FolderStore:
-    """Nothing here raises for what is on disk: a folder that can not be kept or read is simply made again."""
+class FolderStore(Cache):
+    """Kept folders. Nothing raises for what is on disk: a folder that cannot be kept or read is simply made again."""
 
     def __init__(self, kind: str, limit_bytes: int, bounds: Bounds) -> None:
         """`kind` is the folder's name in the cache of ours, `limit_bytes` what all entries together may take."""
-        self._cache = Cache(cache_root() / kind, limit_bytes)
+        super().__init__(cache_root() / kind, limit_bytes)
         self._bounds = bounds
 
     def keep(self, key: str, folder: Path) -> bool:
@@ -228,21 +229,21 @@ class FolderStore:
 
         False where it is not fit to be kept: it holds links, devices or sockets, or too much.
         """
-        if self._cache.use(key) is not None:
+        if self.use(key) is not None:
             return True
         try:
-            with self._cache.making(key) as made:
+            with self.making(key) as made:
                 digests = _copy(folder, made / CONTENT, self._bounds)
                 (made / MARK).write_text(json.dumps(digests, sort_keys=True))
         except (OSError, _Unfit) as error:
-            LOG.info("%s is not kept in %s: %s", folder, self._cache.root, error)
+            LOG.info("%s is not kept in %s: %s", folder, self.root, error)
             return False
-        all_entries().trim(keep=self._cache.root / key)
-        return self._cache.use(key) is not None
+        all_entries().trim(keep=self.root / key)
+        return self.use(key) is not None
 
     def restore(self, key: str, folder: Path) -> bool:
         """Fill an empty folder, if there is one under this key with every file as it was; else leave it empty."""
-        entry = self._cache.use(key)
+        entry = self.use(key)
         if entry is None:
             return False
         try:
@@ -260,18 +261,15 @@ class FolderStore:
         return False
 
     def forget(self, key: str) -> None:
-        """Have no entry under this key; who reads it at this moment finds it incomplete, and does without."""
-        shutil.rmtree(self._cache.root / key, ignore_errors=True)
-
-    def size_bytes(self) -> int:
-        return self._cache.size_bytes()
+        """Remove the entry under this key; a reader at this moment finds it incomplete, and does without."""
+        shutil.rmtree(self.root / key, ignore_errors=True)
 
     def __len__(self) -> int:
-        return len(self._cache.entries())
+        return len(self.entries())
 
 
 def digest_of(facts: list[str]) -> str:
-    """A key of 64 hex digits for facts in this order."""
+    """Compute a key of 64 hex digits for facts in this order."""
     parts = (fact.encode(errors="surrogatepass") for fact in facts)
     return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).hexdigest()
 
@@ -326,7 +324,12 @@ Key = Mapping[str, Any]
 
 
 class Store:
-    """One kind of fact below a folder. Readable files of another key, or broken ones, count as absent."""
+    """Facts of one kind, JSON files below a folder, named by keys. Readable files of another key, or broken ones, are
+    absent.
+
+    A key names everything that the value depends on (device, versions, problem digest); another key is another file, so
+    nothing ever goes stale. Losing the folder costs only time.
+    """
 
     _unwritten: ClassVar[dict[Path, str]] = {}
     """What this process could not put on disk."""
@@ -349,7 +352,7 @@ class Store:
         return [(entry["key"], entry["value"]) for path, entry in found if entry and self._path(entry["key"]) == path]
 
     def _files(self) -> list[Path]:
-        """None where the folder can not be read, as one that another user has left."""
+        """List the files; none where the folder cannot be read, as one that another user has left."""
         try:
             names = os.listdir(self._folder)  # noqa: PTH208 - a pattern of `Path` asks first, and raises elsewhere
         except OSError:
@@ -384,7 +387,7 @@ def _text(path: Path) -> str:
 
 
 def _entry(text: str) -> dict[str, Any] | None:
-    """What a file of ours holds; None for any other."""
+    """Parse a file of ours; None for any other."""
     try:
         entry = json.loads(text)
     except ValueError:
@@ -398,22 +401,23 @@ def _plain(key: Key) -> Any:
 
 
 def work_key(problem_digest: str) -> dict[str, Any]:
-    """Key of a problem's necessary work: the problem, torch's operators, and how the judge counts them."""
+    """Return the key of a problem's necessary work: the problem, torch's operators, and how the judge counts them."""
     return {"judge": JUDGE_VERSION, "problem": problem_digest, "torch": versions()["torch"]}
 
 
 def plan_key(problem_digest: str) -> dict[str, Any]:
-    """What a problem's need of memory depends on: the problem, and torch's operators."""
+    """Return the key of a problem's need of memory: the problem, and torch's operators."""
     return {"problem": problem_digest, "torch": versions()["torch"]}
 
 
 def status_key(problem_digest: str, device: str) -> dict[str, Any]:
-    """Key of a problem's status: the problem, the device, torch, and the judge's rules of correctness."""
+    """Return the key of a problem's status: the problem, the device, torch, and the judge's rules of correctness."""
     return {"judge": JUDGE_VERSION, "problem": problem_digest, "device": device, "torch": versions()["torch"]}
 
 
 def baseline_key(problem_digest: str, device: str, versions: Mapping[str, str], baseline: str) -> dict[str, Any]:
-    """What a baseline's time depends on: problem, device with its driver, all versions, the mode, and how it is timed.
+    """Return the key of a baseline's time: problem, device with its driver, all versions, the mode, and how it is
+    timed.
 
     `baseline` is `eager` or the mode of torch.compile. A kept time is for tables and for choosing the better mode; a
     speedup is always taken from pairs that were measured together.

@@ -1,4 +1,7 @@
-"""Values of calls: trees of tensors as bytes, their parts, where strided elements lie. Pure."""
+"""Values of calls as the judge holds them: trees of tensors as bytes, never an object that a child made.
+
+Tensors are read from a child's memory, or lie in a mapping shared with it.
+"""
 
 import ctypes
 import errno
@@ -6,7 +9,7 @@ import fcntl
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -106,14 +109,14 @@ class RawTensor(NamedTuple):
 
     @classmethod
     def laid(cls, tensor: torch.Tensor, data: bytearray | DeviceBytes) -> "RawTensor":
-        """What a child has laid over these bytes, made contiguous."""
+        """Return the bytes of a child's layout over these bytes, made contiguous."""
         if tensor.is_contiguous():
             return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
         return cls.of(tensor)._replace(is_shared=is_shared(tensor.shape, tensor.stride()))
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "RawTensor":
-        """The bytes of a tensor, made contiguous; on a device they stay there."""
+        """Return the bytes of a tensor, made contiguous; on a device they stay there."""
         tensor = tensor.detach()
         name, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         if tensor.is_cuda or tensor.is_contiguous():
@@ -134,7 +137,7 @@ class RawTensor(NamedTuple):
         return self._replace(data=DeviceBytes(data.tensor.clone()) if isinstance(data, DeviceBytes) else data[:])
 
     def tensor(self) -> torch.Tensor:
-        """The values as a tensor over the same bytes, where they are; treat it as read-only."""
+        """Return the values as a tensor over the same bytes; treat it as read-only."""
         dtype = getattr(torch, self.dtype)
         if isinstance(self.data, DeviceBytes):
             return self.data.tensor.view(dtype).view(self.shape)
@@ -152,11 +155,11 @@ class Values(NamedTuple):
     """Of arguments: under which a call makes its own draws; None where they are left to chance."""
 
     def copied(self) -> "Values":
-        """The same in memory of its own, for values that are a part of larger ones."""
+        """Return the same in memory of its own, for values that are a part of larger ones."""
         return self._replace(tensors=tuple(raw.copied() for raw in self.tensors))
 
     def owned(self) -> "Values":
-        """The same, once all that a child only shows is a copy."""
+        """Return the same, once everything that a child only shows is a copy."""
         for raw in self.tensors:
             if isinstance(raw.data, ShownBytes):
                 raw.data.own()
@@ -187,7 +190,7 @@ class Flat(NamedTuple):
 
 
 def is_sound(tree: Any, tensors: int, depth: int = 0) -> bool:
-    """Whether this is a tree of `kernelwright_child.wire` over so many tensors: what a child sent may be anything."""
+    """Whether this is a tree of `kernelwright_child.wire` over this many tensors: a child may send anything."""
     if depth > DEEPEST or not isinstance(tree, dict) or len(tree) != 1:
         return False
     ((kind, body),) = tree.items()
@@ -207,7 +210,7 @@ def _is_entry(entry: Any, tensors: int, depth: int) -> bool:
 
 
 def flatten(values: Values) -> Flat:
-    """The structure of a result and its values in the order of the structure.
+    """Return the structure of a result and its values in the order of the structure.
 
     Two dicts with the same keys are the same, in whatever order they were filled. Integers, booleans, strings and None
     belong to the structure, so they must agree exactly; floats were rounded like the elements of tensors.
@@ -228,7 +231,7 @@ class _Walk:
         self.labels: list[str] = []
 
     def over(self, node: dict[str, Any], path: str) -> Any:
-        """The shape of a node; tensors and labels are noted."""
+        """Return the shape of a node; note tensors and labels."""
         ((kind, body),) = node.items()
         if kind == "t":
             self.tensors.append(self._given[body])
@@ -253,7 +256,7 @@ class _Walk:
 
 
 def _named(key: str) -> str:
-    """A key in words that end: a child may have made it."""
+    """Return a key in limited words: a child may have made it."""
     return one_line(repr(key), LONGEST_KEY)
 
 
@@ -273,7 +276,7 @@ def _words(shape: Any) -> str:
 
 
 def with_changed(result: Values, inputs: Mapping[int, RawTensor]) -> Values:
-    """A result, with what the call has made of these inputs as further outputs; the result alone without any."""
+    """Return a result, with these changed inputs as further outputs; the result alone without any."""
     if not inputs:
         return result
     first = len(result.tensors)
@@ -282,7 +285,7 @@ def with_changed(result: Values, inputs: Mapping[int, RawTensor]) -> Values:
 
 
 def poisoned(values: Values, index: int) -> Values:
-    """The values with NaN in one tensor; without NaN, 1 in place of 0 and 0 in place of all else."""
+    """Return the values with NaN in one tensor; without NaN, 1 in place of 0 and 0 in place of all else."""
     tensor = values.tensors[index].tensor()
     has_nan = tensor.is_floating_point() or tensor.is_complex()
     raw = RawTensor.of(torch.full_like(tensor, torch.nan) if has_nan else (tensor == 0).to(tensor.dtype))
@@ -290,32 +293,28 @@ def poisoned(values: Values, index: int) -> Values:
 
 
 def changed_inputs(result: Values) -> dict[int, int]:
-    """By input, the number of the tensor that `with_changed` has added for it. For results of a reference."""
+    """Return, by input, the number of the tensor that `with_changed` has added for it. For results of a reference."""
     (key, _), *entries = result.tree.get("d") or [(None, None)]
     is_mixed = key == RESULT and all(name.startswith(CHANGED_INPUT[:6]) for name, _ in entries)
     return {int(name.split()[1]): body["t"] for name, body in entries} if is_mixed else {}
 
 
 def alone(tree: dict[str, Any], made: Values) -> Values:
-    """A part of a bigger value with only its own tensors, renumbered."""
+    """Return a part of a bigger value with only its own tensors, renumbered."""
     tensors: list[RawTensor] = []
-
-    def taken(number: int) -> int:
-        tensors.append(made.tensors[number])
-        return len(tensors) - 1
-
-    return Values(_renumbered(tree, taken), tuple(tensors))
+    return Values(_renumbered(tree, made.tensors, tensors), tuple(tensors))
 
 
-def _renumbered(tree: dict[str, Any], number: Callable[[int], int]) -> dict[str, Any]:
-    """The same structure over tensors of other numbers, which are asked for in its order."""
+def _renumbered(tree: dict[str, Any], given: Sequence[RawTensor], taken: list[RawTensor]) -> dict[str, Any]:
+    """Return the same structure over the tensors that it names, which are appended to `taken` in its order."""
     ((kind, body),) = tree.items()
     if kind == "t":
-        return {"t": number(body)}
+        taken.append(given[body])
+        return {"t": len(taken) - 1}
     if kind in ("l", "p"):
-        return {kind: [_renumbered(item, number) for item in body]}
+        return {kind: [_renumbered(item, given, taken) for item in body]}
     if kind == "d":
-        return {"d": [[key, _renumbered(item, number)] for key, item in body]}
+        return {"d": [[key, _renumbered(item, given, taken)] for key, item in body]}
     return tree
 
 
@@ -332,7 +331,7 @@ class _Segment(ctypes.Structure):
 
 
 class MemoryReadError(Exception):
-    """What the child described can not be read; the text says why, on one line, whatever the child's words are."""
+    """The child's description cannot be read; the text says why, on one line, whatever the child's words are."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(one_line(reason))
@@ -351,9 +350,9 @@ class Described(BaseModel):
 
 
 def read_tensors(pid: int, claims: list[Any], limit_bytes: int) -> tuple[RawTensor, ...]:
-    """The values at the claimed places, made contiguous.
+    """Read the values at the claimed places, made contiguous.
 
-    `MemoryReadError` where a claim is malformed or unreadable, or where all together would take more than
+    Raises `MemoryReadError` where a claim is malformed or unreadable, or where all together would take more than
     `limit_bytes`; that is found before anything is read.
     """
     places = [_place(claim) for claim in claims]
@@ -375,7 +374,7 @@ def _place(claim: Any) -> Described:
 
 
 def require_plain(dtype: str, shape: list[int], stride: list[int]) -> None:
-    """Raise `MemoryReadError` for what is no strided tensor of a plain dtype and of a size that a tensor can have.
+    """Raise `MemoryReadError` for what is not a strided tensor of a plain dtype and a possible size.
 
     Decides before torch is asked: with some dtypes (those of quantized tensors) it ends the process that asks.
     """
@@ -451,7 +450,7 @@ ALIGNMENT = 64
 
 
 class SharedMemory:
-    """One shared mapping that holds a fixed list of tensors; sealed, so that its size can not be changed by a child."""
+    """One shared mapping that holds a fixed list of tensors; sealed, so that a child cannot change its size."""
 
     def __init__(self, layout: Sequence[RawTensor]) -> None:
         self._offsets: list[int] = []
@@ -488,12 +487,12 @@ class SharedMemory:
         _libc.memset(ctypes.byref(first), 0xFF, ctypes.c_size_t(len(self._memory)))
 
     def changed(self, tensors: Sequence[RawTensor]) -> list[int]:
-        """The indices of tensors whose bytes are no longer those given."""
+        """Return the indices of tensors whose bytes are no longer those given."""
         places = enumerate(zip(tensors, self._offsets, self._sizes, strict=True))
         return [index for index, (raw, *place) in places if _differs(self._memory, raw.on_host, *place)]
 
     def taken(self, index: int) -> RawTensor:
-        """A copy of what lies in the place of a tensor now."""
+        """Return a copy of what lies in the place of a tensor now."""
         spec, start, size = self.specs[index], self._offsets[index], self._sizes[index]
         return RawTensor(spec["dtype"], tuple(spec["shape"]), bytearray(self._memory[start : start + size]))
 

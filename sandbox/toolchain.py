@@ -1,7 +1,13 @@
-"""The compiler, torch and Python that extensions are built with, and what a builder is told about them."""
+"""The compiler, torch and Python that extensions are built with, and the light torch/extension.h that is made for them.
+
+The stock header brings g++ and nvcc two thousand operators, pybind11, torch::nn and the JIT, for sources that name
+five. The light one (`headers/light`) has what nearly all of them use; the compiler's stand-in adds the operators that a
+source names (`kernelwright_child.compiling`). It is text: whatever the flags, there is nothing to precompile. What it
+replaces by plain functions (`headers/glue`) is compiled from torch's own headers: one set for sources that are
+optimised, one for those that are not. All of it is done by the judge, outside the jail, and runs no candidate's code.
+"""
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -23,15 +29,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from kernelwright.sandbox.locks import try_lock
 from kernelwright.sandbox.logs import build_reason
 from kernelwright.sandbox.machine import CHILD_FOLDER, CHILD_ROOT, processor_name
-from kernelwright.sandbox.storage import MARK, all_entries, cache_root, is_there
+from kernelwright.sandbox.storage import MARK, all_entries, cache_root, is_there, write_atomically
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.workfolder import HeldFolder
 from kernelwright_child.compiling import MAKING, are_optimised, is_being_made
 
-HEADERS = Path(__file__).with_name("headers")
-LIGHT, GLUE = HEADERS / "light", HEADERS / "glue"
+LIGHT, GLUE = (Path(__file__).with_name("headers") / name for name in ("light", "glue"))
 """What stands in for torch's headers and pybind11's templates, and what that is linked with; C++."""
 COMPILER_BYTES = 1500 * 2**20
 """What one compilation of torch's headers takes at its height; measured with g++ 12."""
@@ -72,14 +78,13 @@ class Toolchain(NamedTuple):
 
     @property
     def light(self) -> Path:
-        """Where the light header lies, which changes with our own part of it and with how it is made."""
+        """Folder of the light header, which changes with our own part of it and with how it is made."""
         parts = [path for top in (LIGHT, GLUE) for path in sorted(top.rglob("*.*"))]
         texts = [path.read_bytes() for path in (*parts, Path(__file__))]
         return self.folder / f"light-{hashlib.sha256(b''.join(texts)).hexdigest()[:8]}"
 
     def plan(self, memory_bytes: int, light: bool = True, cuda_architectures: str = "") -> dict[str, Any]:
-        """What a builder's message carries as `shortcuts`, see `kernelwright_child.compiling`; empty where
-        there are none.
+        """Make the `shortcuts` of a builder's message, see `kernelwright_child.compiling`; empty where there are none.
 
         `light`: whether the light header is tried. Without, every object file is byte for byte the stock one.
         """
@@ -99,7 +104,7 @@ class Toolchain(NamedTuple):
         }
 
     def _programs(self) -> dict[str, str] | None:
-        """The programs that stand in for the compilers, written where children can only read; None where they can not.
+        """Write the programs that stand for the compilers, where children can only read; None where that fails.
 
         torch knows a compiler by its name, so the one for C++ is called g++.
         """
@@ -122,7 +127,7 @@ class Toolchain(NamedTuple):
 
 
 def python_header() -> Path:
-    """Where this interpreter's Python.h lies, or should: torch/extension.h includes it."""
+    """Return where this interpreter's Python.h lies, or should: torch/extension.h includes it."""
     return Path(sysconfig.get_path("include", scheme="posix_prefix")) / "Python.h"
 
 
@@ -149,7 +154,7 @@ def require_python_header(what: str, header: Path | None = None) -> None:
 
 
 def shown_paths() -> list[str]:
-    """What a builder has to be shown, read-only, beside what every child sees; the folder is made where it is not."""
+    """Return what a builder is shown, read-only, beside what every child sees; makes the folder where it is missing."""
     found = toolchain()
     if found is None or not found.is_gcc:
         return []
@@ -162,7 +167,7 @@ def shown_paths() -> list[str]:
 
 @cache
 def toolchain() -> Toolchain | None:
-    """This machine's, by its environment; None without a compiler or torch. It asks the compiler for its version."""
+    """Find this machine's toolchain, by its environment; None without a compiler or torch. Runs the compiler."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     torch = importlib.util.find_spec("torch")
     if compiler is None or torch is None or torch.origin is None:
@@ -195,7 +200,7 @@ def toolchain() -> Toolchain | None:
 
 
 def _nvcc() -> str | None:
-    """The one that torch takes: of the toolkit that the environment names, or of the one on the path."""
+    """Find the nvcc that torch takes: of the toolkit that the environment names, or of the one on the path."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if home:
         return shutil.which(str(Path(home) / "bin" / "nvcc"))
@@ -211,14 +216,12 @@ def _version(compiler: str) -> str:
 
 
 def _put(path: Path, text: str, mode: int) -> None:
-    if path.exists() and path.read_text() == text:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}-{os.getpid()}")
-    new.write_text(text)
-    new.chmod(mode)
-    new.replace(path)
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text, mode)
 
+
+# The making of the light header: parts that are absent are made beside a build, to their end whatever becomes of it.
 
 LOG = logging.getLogger(__name__)
 TIMEOUT_S = 3000
@@ -228,8 +231,12 @@ LEVELS = {"plain": "-O0", "optimised": "-O2"}
 STANDARD = re.compile(r"/c\+\+/[\w.]+/(\w+)$")
 
 
-class Making:
-    """What is being made, each in a thread with a compiler of its own."""
+class MakingHeaders:
+    """The making of parts of the light header beside a block, each in a thread with a compiler of its own.
+
+    When the block begins, each part is marked as being made, or is another process's affair. The block ends when they
+    are there, also where it fails; not where it is interrupted. Nothing raises: what cannot be made is absent.
+    """
 
     def __init__(self, toolchain: Toolchain, names: list[str]) -> None:
         self._toolchain, self._folder = toolchain, toolchain.light
@@ -242,7 +249,7 @@ class Making:
 
     @property
     def seconds(self) -> float:
-        """How long it took until all was there or given up; 0 where nothing was missing."""
+        """Time until all was there or given up; 0 where nothing was missing."""
         return self._ended - self._began
 
     def __enter__(self) -> Self:
@@ -279,15 +286,13 @@ class Making:
 
     @contextlib.contextmanager
     def _marked(self, name: str) -> Iterator[Path | None]:
-        """The mark that it is being made, which the lock on it says to be of a living process; None if of another."""
+        """Yield the mark of its making, which a lock ties to a living process; None if it is another's."""
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         (self._folder / MARK).touch()
         mark = path.with_name(MAKING + path.name)
         with mark.open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not try_lock(file.fileno()):
                 LOG.info("%s is not made here: another process is making it", name)
                 yield None
                 return
@@ -302,7 +307,6 @@ class Making:
             else:
                 self._make_headers(self._folder / name)
         except (OSError, subprocess.SubprocessError) as error:
-            # Why nothing came of it: of a compiler, also the line that decided.
             said = error.stderr if isinstance(error, subprocess.CalledProcessError) else None
             LOG.info("%s for torch's header was not made: %s", name, build_reason(said) if said else str(error))
         finally:
@@ -310,7 +314,7 @@ class Making:
             self._ended = time.perf_counter()
 
     def _make_headers(self, path: Path) -> None:
-        """The light headers, with those of the standard library that the stock one brings, and the macros they lack."""
+        """Make the light headers, those of the standard library that the stock one brings, and the macros they lack."""
         with _aside(self._folder / "light") as light:
             shutil.copytree(LIGHT, light)
             command = self._command("-E", "-dM", "-x", "c++")
@@ -339,7 +343,7 @@ class Making:
             made.chmod(0o644)
 
     def _command(self, *words: str, before: tuple[str, ...] = ()) -> list[str]:
-        """The compiler with these words; `before` are folders that are looked at before those of torch."""
+        """Return the compiler's command; `before` are folders that are looked at before those of torch."""
         includes = [word for path in self._toolchain.include_folders for word in ("-isystem", path)]
         return [self._toolchain.compiler, *before, *includes, *self._toolchain.own_flags, *words]
 
@@ -370,14 +374,14 @@ class Making:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """With the compiler proper, which g++ starts and which would hold its output open."""
+    """Kill it with the compiler proper, which g++ starts and which would hold its output open."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def _aside(path: Path) -> Iterator[Path]:
-    """Another name, whose file or folder takes the place of the path when the block has ended well."""
+    """Yield another name, whose file or folder takes the place of the path when the block has ended well."""
     new = path.with_name(f".new-{path.name}")
     for old in (new, path):
         if old.is_dir():
@@ -404,45 +408,30 @@ WITHOUT = re.compile(r"no_implicit_headers\s*=\s*True")
 EVERYTHING = (MACROS, *(f"{level}/{name}" for level in LEVELS for name in OBJECTS))
 
 
-class HeaderShelf:
-    """The light header of one toolchain. Nothing here raises: what can not be made is not there."""
+def missing_headers(toolchain: Toolchain, source: str) -> list[str]:
+    """Return the names of what a candidate's extensions may be built with, and what has not been made yet."""
+    implied = "load_inline" in source and not WITHOUT.search(source)
+    if not implied and "torch/extension.h" not in source:
+        return []
+    with contextlib.suppress(OSError):
+        os.utime(toolchain.light)  # it is in use, so others go before it where space is short
+    optimised = any(are_optimised([flag]) for flag in FLAG.findall(source))
+    levels = [level for level in LEVELS if (level == "optimised") is optimised or (optimised and "cuda" in source)]
+    bound = "functions" in source
+    objects = [f"{level}/{name}" for level in levels for name in OBJECTS if bound or name != OBJECTS[0]]
+    return _absent(toolchain, (MACROS, *objects))
 
-    def __init__(self, toolchain: Toolchain) -> None:
-        self._toolchain = toolchain
-        self._folder = toolchain.light
 
-    @property
-    def folder(self) -> Path:
-        return self._toolchain.folder
+def headers_are_ready(toolchain: Toolchain) -> bool:
+    return not _absent(toolchain, EVERYTHING)
 
-    def missing(self, source: str) -> list[str]:
-        """What of the shelf a candidate's extensions may be built with and is not there, by its name."""
-        implied = "load_inline" in source and not WITHOUT.search(source)
-        if not implied and "torch/extension.h" not in source:
-            return []
-        with contextlib.suppress(OSError):
-            os.utime(self._folder)  # it is in use, so others go before it where space is short
-        optimised = any(are_optimised([flag]) for flag in FLAG.findall(source))
-        levels = [level for level in LEVELS if (level == "optimised") is optimised or (optimised and "cuda" in source)]
-        bound = "functions" in source
-        objects = [f"{level}/{name}" for level in levels for name in OBJECTS if bound or name != OBJECTS[0]]
-        return self._not_there((MACROS, *objects))
 
-    def is_ready(self) -> bool:
-        return not self._not_there(EVERYTHING)
+def prepare_headers(toolchain: Toolchain) -> bool:
+    """Make all of the light header, some 40 s of one core and 4 MB; whether it is there afterwards. Never raises."""
+    with MakingHeaders(toolchain, _absent(toolchain, EVERYTHING)):
+        pass
+    return headers_are_ready(toolchain)
 
-    def prepare(self) -> bool:
-        """Make all of it, which takes about 40 s of one core and 4 MB; whether it is there afterwards."""
-        with self.making(self._not_there(EVERYTHING)):
-            pass
-        return self.is_ready()
 
-    def _not_there(self, names: Iterable[str]) -> list[str]:
-        return [name for name in names if not is_there(self._folder / name)]
-
-    def making(self, names: list[str]) -> Making:
-        """Have these made beside a block, which ends when they are there, also where it fails; not where it is ended.
-
-        When the block begins, each either is marked as being made, or is none of this process's affair.
-        """
-        return Making(self._toolchain, names)
+def _absent(toolchain: Toolchain, names: Iterable[str]) -> list[str]:
+    return [name for name in names if not is_there(toolchain.light / name)]

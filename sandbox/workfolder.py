@@ -1,7 +1,7 @@
 """The one folder that a candidate's children may write to, and the removal of those whose owner was killed.
 
-A process that is killed can not tidy up. What it leaves is known by its lock (`HeldFolder`), which the kernel lets go
-of when the process ends, however it ends: whoever judges next removes the folders of this user that nobody holds.
+A process that is killed cannot tidy up. Its folder is known by its lock (`HeldFolder`), which the kernel releases when
+the process ends, however it ends. The next judge removes the folders of this user that nobody holds.
 """
 
 import contextlib
@@ -154,7 +154,7 @@ class WorkFolder:
         self.user = user
 
     def environment(self, threads: int, steady: bool = False) -> dict[str, str]:
-        """The whole environment of a child: `shared_environment`, and where its own places are."""
+        """Return the complete environment of a child: `shared_environment`, and where its own places are."""
         return shared_environment(threads, steady) | {
             "HOME": str(self.path / "home"),
             "TMPDIR": str(self.path / "tmp"),
@@ -170,7 +170,7 @@ class WorkFolder:
 
 
 def temporary_place() -> str:
-    """The folder for temporary files, as Python finds it; `MachineError` where no usual place can be written."""
+    """Return the folder for temporary files, as Python finds it; `MachineError` where no usual place can be written."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:
@@ -189,11 +189,11 @@ def _require_space(folder: str) -> None:
 
 
 def shared_environment(threads: int, steady: bool) -> dict[str, str]:
-    """What the environments of children have in common: nothing else of the user's is passed on.
+    """Return what the environments of children have in common: nothing else of the user's is passed on.
 
     `steady` is for children that are timed: OpenMP threads stay on their cores, and freed memory is kept for the next
     call. Without it a call that is stopped and continued wandered between 2.5 and 31 ms, with it between 3.8 and 4.9
-    ms: two threads that wake on one core, and a page fault for every 4 KiB of each fresh result.
+    ms. The causes are two threads that wake on one core, and a page fault for every 4 KiB of each fresh result.
     """
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     tools = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
@@ -307,7 +307,7 @@ def _idle_s(path: Path) -> float:
 
 
 def _mounts() -> tuple[str, ...]:
-    """Where something is mounted, as this process sees it."""
+    """Return where something is mounted, as this process sees it."""
     lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     return tuple(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[4]) for line in lines)
 

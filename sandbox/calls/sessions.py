@@ -116,7 +116,7 @@ class Session:
             return
         try:
             self._child.greet(time.monotonic() + self._settings.start_timeout_s)
-            self._child.freeze()
+            self._child.stop()
             LOG.debug("%s has greeted", self._kind)
         except ChildLate:
             limit = self._settings.start_timeout_s
@@ -313,12 +313,12 @@ class Session:
 
     def _release(self) -> None:
         self._stood = None
-        self._child.thaw()
+        self._child.resume()
 
     def _stop(self) -> None:
         """Stop the child, while the clock still runs: what it does from then on is no part of a call."""
         if self._watches("standing_still"):
-            self._child.freeze()
+            self._child.stop()
             self._stood = self._cpu_ms()
 
     def refuse_work_done_meanwhile(self) -> None:

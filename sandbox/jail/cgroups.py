@@ -22,7 +22,7 @@ UNIFIED, MEMORY, PROCESSES = "", "memory", "pids"
 
 
 class ControlGroup:
-    """Made in whichever hierarchy is writable. A process enters by writing `0` to each of the descriptors `entries`."""
+    """A group in any writable hierarchy. A process enters by writing `0` to each of the descriptors `entries`."""
 
     def __init__(self, parents: tuple[Path, ...], memory_bytes: int, processes: int) -> None:
         name = f"kernelwright-{os.getpid()}-{secrets.token_hex(4)}"
@@ -43,7 +43,7 @@ class ControlGroup:
             raise
 
     def _set(self, file: str, value: int) -> None:
-        """Under version 1 and 2 the files differ; those of swap are missing where it is not accounted."""
+        """Write where the file exists: under version 1 and 2 they differ, and swap is not always accounted."""
         for folder in self._folders:
             if (folder / file).exists():
                 with contextlib.suppress(OSError):
@@ -54,9 +54,9 @@ class ControlGroup:
         return [str(folder / "cgroup.procs") for folder in self._folders]
 
     def members(self) -> list[int]:
-        """All processes of the group, however they came to be: who may not write to other groups can not leave it.
+        """Return all processes of the group: a process that may not write to other groups cannot leave it.
 
-        Dead ones that nobody has waited for are none. A hundredth of the time that a look through /proc takes.
+        Dead ones that nobody has waited for do not count. A hundredth of the time that a look through /proc takes.
         """
         return [int(pid) for pid in Path(self.procs[0]).read_text().split()]
 
@@ -104,13 +104,13 @@ class ControlGroup:
 
 @cache
 def _parents() -> tuple[Path, ...]:
-    """Where groups with memory and process limits can be made: one folder under version 2, two under version 1."""
+    """Find where groups with memory and process limits can be made: one folder under version 2, two under version 1."""
     own = own_paths(Path("/proc/self/cgroup").read_text())
     return next((parents for parents in places(ROOT, own) if _is_usable(parents)), ())
 
 
 def own_paths(table: str) -> dict[str, str]:
-    """This process's group by controller, from /proc/self/cgroup; under version 2 the controller is empty."""
+    """Parse /proc/self/cgroup into this process's group by controller; under version 2 the controller is empty."""
     found: dict[str, str] = {}
     for line in table.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -119,10 +119,10 @@ def own_paths(table: str) -> dict[str, str]:
 
 
 def places(root: Path, own: dict[str, str]) -> Iterator[tuple[Path, ...]]:
-    """Folders to try, the nearest first.
+    """Yield folders to try, the nearest first.
 
-    Under version 2 a group with processes in it can not hand controllers on, so it is a group above the own one that
-    may have them; under a systemd session that is the user's slice.
+    Under version 2 a group with processes in it cannot hand controllers on. So it is a group above the own one that may
+    have them; under a systemd session that is the user's slice.
     """
     if UNIFIED in own:
         group = root / own[UNIFIED].lstrip("/")
@@ -153,7 +153,7 @@ def _is_usable(parents: tuple[Path, ...]) -> bool:
 
 
 def limited_group(memory_bytes: int, processes: int) -> ControlGroup | None:
-    """A new group; None where memory and processes of a child tree can not be bounded as a whole."""
+    """Make a group; None where memory and processes of a child tree cannot be bounded as a whole."""
     parents = _parents()
     try:
         return ControlGroup(parents, memory_bytes, processes) if parents else None

@@ -1,4 +1,4 @@
-"""Which layers contain a child, chosen from what this machine offers; every layer is tried, not assumed."""
+"""The layers that contain a child, chosen from what this machine offers; every layer is tried, not assumed."""
 
 import ctypes
 import marshal
@@ -28,7 +28,7 @@ TRIES = 8
 
 
 def unused_user() -> int | None:
-    """A number that belongs to no account, or `NOBODY`; None where this process can not become another user at all."""
+    """Return a number that belongs to no account, or `NOBODY`; None where this process cannot become another user."""
     if os.geteuid() != 0:
         return None
     for numbers in RANGES:
@@ -58,7 +58,7 @@ def _has_account(number: int) -> bool:
 
 
 def pending_signals() -> int:
-    """Signals that wait, and timers, of this process's user now, as the kernel counts them against a limit."""
+    """Count signals that wait, and timers, of this process's user now, as the kernel counts them against a limit."""
     return int(Path("/proc/self/status").read_text().partition("SigQ:")[2].split("/", 1)[0] or 0)
 
 
@@ -90,7 +90,7 @@ START = (
     f"import sys; sys.path.insert(0, {str(CHILD_ROOT)!r}); "
     "from kernelwright_child.start import main; main(sys.argv[1:])"
 )
-"""Starts the keeper. As a module rather than as a script, so that its compiled form is found."""
+"""Starts the supervisor. As a module rather than as a script, so that its compiled form is found."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 """The only ones that a child opens; CUDA opens more."""
 PENDING_SIGNALS = 64
@@ -100,7 +100,7 @@ COUNTED_BY_NAMESPACE = (5, 14)
 
 
 class Jail(NamedTuple):
-    """How to start one child: a command in front, a plan for the keeper, and the names of what that amounts to."""
+    """The means to start one child: a command in front, a plan for the supervisor, and the names of the layers."""
 
     prefix: tuple[str, ...]
     plan: dict[str, Any]
@@ -113,11 +113,11 @@ class Jail(NamedTuple):
         return self.group.entries if self.group else ()
 
     def command(self, inner: Sequence[str], lifeline: int, status: int) -> list[str]:
-        """The whole command line for a child that runs `inner`: see `kernelwright_child.keeper`."""
+        """Return the complete command line for a child that runs `inner`: see `kernelwright_child.supervisor`."""
         return self._keeper(inner, lifeline, status, self.fds)
 
     def guard(self, meeting: int, lifeline: int, status: int) -> list[str]:
-        """The same for a child that comes from the zygote, and has entered the control groups by itself."""
+        """Return the same for a child that comes from the zygote, and has entered the control groups by itself."""
         return self._keeper(["-f", str(meeting)], lifeline, status, ())
 
     def _keeper(self, inner: Sequence[str], lifeline: int, status: int, groups: Sequence[int]) -> list[str]:
@@ -126,7 +126,7 @@ class Jail(NamedTuple):
         return [*self.prefix, sys.executable, "-I", "-S", "-c", START, *numbers, plan, *inner]
 
     def members(self) -> list[int] | None:
-        """The processes in the control group; None where there is none, it can not be read, or one could leave it.
+        """Return the processes in the control group; None without one, or where a process could leave it.
 
         That takes writing to the group above, which namespaces, landlock and a user of its own keep a child from.
         """
@@ -139,7 +139,7 @@ class Jail(NamedTuple):
             return None
 
     def end(self) -> None:
-        """Kill whatever is left in the control group: for a tree whose keeper does not answer."""
+        """Kill whatever is left in the control group: for a tree whose supervisor does not answer."""
         if self.group is not None:
             self.group.kill()
 
@@ -153,7 +153,7 @@ class Jail(NamedTuple):
 
 
 def jail_for(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
-    """The jail for one child. Raises `MachineError` where the policy is `strict` and a layer is not to be had."""
+    """Make the jail for one child. Raises `MachineError` where the policy is `strict` and a layer is not available."""
     if settings.jail == "off":
         plan = dict.fromkeys(("limits", "user", "landlock", "filter", "memory", "folder", "folder_bytes"))
         return Jail((), plan | {"drop": False, "reads_all": False}, (JAIL_OFF, ENVIRONMENT, KEEPER), None)
@@ -203,16 +203,17 @@ def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
 
 
 def filter_plan(alone: bool, allowed: Sequence[str]) -> dict[str, Any]:
-    """The system call filter of a child, as `kernelwright_child.confine.install_filter` takes it."""
+    """Make the plan of a child's system call filter, as `kernelwright_child.confine.install_filter` takes it."""
     return {"alone": alone, "guarded": [os.getpid()], "allowed": list(allowed)}
 
 
 def _user(folder: WorkFolder, mounted_anew: bool, may_read_all: bool) -> int | None:
-    """The user that the child becomes; None where it stays who it is.
+    """Return the user that the child becomes; None where it stays the same.
 
     Another user must be able to start this interpreter and to reach the work folder. It can where everything is mounted
-    anew. Elsewhere no folder above may be closed; for the interpreter's, landlock does too: it bounds what is read, so
-    the right to read all can be kept. For the work folder's that is not enough, since access(2) heeds no such right.
+    inside. Elsewhere no folder above may be closed. For the interpreter's, landlock suffices too: it bounds what is
+    read, so the right to read all can be kept. For the work folder's that is not enough, since access(2) heeds no such
+    right.
     """
     if not mounted_anew and not (_is_open(str(folder.path.parent)) and (may_read_all or _reachable())):
         return None
@@ -223,17 +224,17 @@ def _user(folder: WorkFolder, mounted_anew: bool, may_read_all: bool) -> int | N
 
 
 def _fence(readable: list[str], writable: list[str], gpu: bool) -> dict[str, list[str]]:
-    """What landlock leaves. CUDA needs to write to its devices and below /proc; nothing else does."""
+    """Make the plan of what landlock leaves. CUDA needs to write to its devices and below /proc; nothing else does."""
     read, names = _around(bubblewrap.needed_paths(), bubblewrap.hidden_paths())
     write = [*writable, *DEVICES, *([*bubblewrap.gpu_nodes(), "/proc"] if gpu else [])]
     return {"read": [*read, *readable, "/proc"], "list": names, "write": write}
 
 
 def _around(shown: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:
-    """Paths that cover `shown` without `hidden`, and the folders that had to be taken apart for that.
+    """Return paths that cover `shown` without `hidden`, and the folders that had to be taken apart for that.
 
-    Landlock can not take back what it gave for a folder, so the folders beside a hidden one are named one by one. It
-    follows links, as `lib64` of a virtual environment is one to `lib`: what counts is where they lead.
+    Landlock cannot take back what it gave for a folder, so the folders beside a hidden one are named one by one. It
+    follows links, as `lib64` of a virtual environment is one to `lib`: their targets count.
     """
     paths, opened, seen = [], [], set()
     closed = {Path(os.path.realpath(path)) for path in hidden}
@@ -252,7 +253,7 @@ def _around(shown: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _limits(settings: Settings, own_users: bool) -> dict[str, int]:
-    """Resource limits. CUDA reserves far more address space than it uses, so RLIMIT_AS is never set."""
+    """Make the resource limits. CUDA reserves far more address space than it uses, so RLIMIT_AS is never set."""
     counted_apart = own_users and _kernel() >= COUNTED_BY_NAMESPACE
     return {
         "RLIMIT_CORE": 0,
@@ -273,7 +274,7 @@ def _kernel() -> tuple[int, ...]:
 
 
 def _own_threads() -> int:
-    """Threads of this process's user now. Zero for root, whose children change user."""
+    """Count the threads of this process's user now. Zero for root, whose children change user."""
     if os.geteuid() == 0:
         return 0
     count = 0
@@ -299,7 +300,7 @@ def _is_open(folder: str) -> bool:
 
 
 def landlock_layer() -> str:
-    """The layer's name with what this kernel's version of it covers."""
+    """Return the layer's name with what this kernel's version of it covers."""
     level = landlock_abi()
     covered = ["files"]
     covered += ["TCP"] if level >= confine.TCP_ABI else []
@@ -309,5 +310,5 @@ def landlock_layer() -> str:
 
 @cache
 def landlock_abi() -> int:
-    """The landlock version of this kernel; 0 where there is none."""
+    """Return the landlock version of this kernel; 0 where there is none."""
     return confine.landlock_abi(ctypes.CDLL(None, use_errno=True))

@@ -1,4 +1,4 @@
-"""Starting, stopping, continuing and ending a child; talking to it in bounded packets."""
+"""A child's process tree: started by itself or forked from a zygote, stopped, resumed and ended; and its channel."""
 
 import contextlib
 import json
@@ -21,21 +21,24 @@ from kernelwright.sandbox.jail.zygote import ZYGOTES, Capture, Zygote, ZygoteGon
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import WorkFolder, shared_environment
-from kernelwright_child import keeper
+from kernelwright_child import supervisor
 
-MODULES: dict[Kind, str] = {
-    "builder": "kernelwright_child.builder",
-    "worker": "kernelwright_child.worker",
-    "reference": "kernelwright_child.reference",
-}
+LOG = logging.getLogger("kernelwright.sandbox.jail")
 CREDENTIALS = struct.Struct("3i")
 """The kernel's `struct ucred`: process, user, group."""
+PACKET_BYTES = 160 * 1024
+STOP_TIMEOUT_S, ENDING_TIMEOUT_S, LEAVING_S = 5, 15, 2
+POLL_S, LONGEST_POLL_S = 20e-6, 2e-3
 
-LEAVING_S = 2
+
+def _readable(fd: int, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(1000 * max(0.0, timeout_s)))
 
 
 class Ends(NamedTuple):
-    """The descriptors that a child's tree gets: what it speaks through, what it prints to, and its keeper's two."""
+    """Descriptors of a child's tree: what it speaks through and prints to, and its supervisor's lifeline and status."""
 
     channel: int
     output: int
@@ -44,27 +47,28 @@ class Ends(NamedTuple):
 
 
 class ChildSpec(NamedTuple):
-    """What is to be started."""
-
     kind: Kind
     jail: Jail
     environment: dict[str, str]
+
+    @property
+    def module(self) -> str:
+        return f"kernelwright_child.{self.kind}"
 
 
 class Root(Protocol):
     """The first process of a tree. It ends when the whole tree has."""
 
     def wait(self, timeout: float | None = None) -> object:
-        """Until it has ended; raises `subprocess.TimeoutExpired`."""
+        """Wait until it has ended; raises `subprocess.TimeoutExpired`."""
 
     def kill(self) -> None:
         """End this one by force."""
 
 
 def spawn(order: ChildSpec, ends: Ends) -> Root:
-    """Start interpreter, keeper and child anew. Raises `OSError`."""
-    inner = ["-m", MODULES[order.kind], str(ends.channel)]
-    command = order.jail.command(inner, ends.lifeline, ends.status)
+    """Start a new interpreter with supervisor and child. Raises `OSError`."""
+    command = order.jail.command(["-m", order.module, str(ends.channel)], ends.lifeline, ends.status)
     cores = os.sched_getaffinity(0)
     if order.kind != "builder":  # a child that is timed has a core a thread; it inherits this thread's
         os.sched_setaffinity(0, sorted(cores)[: int(order.environment["OMP_NUM_THREADS"])])
@@ -75,7 +79,7 @@ def spawn(order: ChildSpec, ends: Ends) -> Root:
 
 
 def fork(order: ChildSpec, ends: Ends, zygote: Zygote) -> Root:
-    """Have the zygote fork the child; where there are namespaces, into those that a keeper of its own makes.
+    """Have the zygote fork the child; where there are namespaces, into those that a supervisor of its own makes.
 
     Raises `ZygoteGone` and `OSError`. Nobody has to wait for the zygote: what it does not do shows in the greeting.
     """
@@ -85,7 +89,7 @@ def fork(order: ChildSpec, ends: Ends, zygote: Zygote) -> Root:
     if plan["filter"] is not None:
         plan["filter"] = plan["filter"] | {"guarded": [*plan["filter"]["guarded"], zygote.pid]}
     message = {
-        "module": MODULES[order.kind],
+        "module": order.module,
         "is_timed": order.kind != "builder",
         "environment": order.environment,
         "groups": len(jail.fds),
@@ -95,7 +99,7 @@ def fork(order: ChildSpec, ends: Ends, zygote: Zygote) -> Root:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             fds = (theirs.fileno(), ends.channel, ends.output, ends.lifeline, ends.status, *jail.fds)
             zygote.order(message | {"plan": plan, "namespaces": 0}, fds)
-            return ForkedKeeper(ours.dup(), zygote)
+            return ForkedSupervisor(ours.dup(), zygote)
         # In a user namespace of its own, whoever enters has all capabilities there until it gives them up.
         order_to_enter = message | {"plan": plan | {"drop": True}, "namespaces": namespaces()}
         zygote.order(order_to_enter, (theirs.fileno(), ends.channel, ends.output, *jail.fds))
@@ -116,28 +120,33 @@ def _run(command: list[str], order: ChildSpec, ends: Ends, fds: Sequence[int]) -
         pass_fds=(ends.lifeline, ends.status, *fds),
         start_new_session=True,
     )
-    return StartedKeeper(started)
+    return StartedSupervisor(started)
 
 
-class StartedKeeper:
-    """A keeper that is a child of this process. Python's own wait with a limit would look only every 50 ms."""
+class StartedSupervisor:
+    """A supervisor that is a child of this process. Python's own wait with a limit would look only every 50 ms."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self.pid = process.pid
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until it has ended; raises `subprocess.TimeoutExpired`."""
-        if self._process.returncode is None and timeout is not None and not _has_ended(self.pid, timeout):
-            raise subprocess.TimeoutExpired(self._process.args, timeout)
+        """Wait until it has ended; raises `subprocess.TimeoutExpired`."""
+        if self._process.returncode is None and timeout is not None:
+            fd = os.pidfd_open(self.pid)
+            try:
+                if not _readable(fd, timeout):
+                    raise subprocess.TimeoutExpired(self._process.args, timeout)
+            finally:
+                os.close(fd)
         self._process.wait()
 
     def kill(self) -> None:
         self._process.kill()
 
 
-class ForkedKeeper:
-    """A keeper that is no child of this process. It holds the other end of a socket for as long as it lives."""
+class ForkedSupervisor:
+    """A supervisor that is not a child of this process. It holds the other end of a socket as long as it lives."""
 
     def __init__(self, meeting: socket.socket, zygote: Zygote) -> None:
         self._meeting = meeting
@@ -145,7 +154,7 @@ class ForkedKeeper:
 
     @cached_property
     def pid(self) -> int:
-        """Its number; the kernel vouches for it. -1 where it ended before it said a word."""
+        """Its number, from the kernel; -1 where it ended before it said a word."""
         try:
             data, ancillary, _, _ = self._meeting.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
         except OSError:
@@ -153,17 +162,15 @@ class ForkedKeeper:
         return int(CREDENTIALS.unpack(ancillary[0][2])[0]) if data else -1
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until it has ended; raises `subprocess.TimeoutExpired`."""
+        """Wait until it has ended; raises `subprocess.TimeoutExpired`."""
         poll = select.poll()
-        poll.register(self._meeting, 0)  # the end of the connection is always told
+        poll.register(self._meeting, 0)  # the end of the connection is always reported
         if not poll.poll(None if timeout is None else 1000 * timeout):
-            raise subprocess.TimeoutExpired("a forked keeper", timeout or 0)
+            raise subprocess.TimeoutExpired("a forked supervisor", timeout or 0)
 
     def kill(self) -> None:
         """End it; where it has not even begun, the zygote that should have made it."""
-        poll = select.poll()
-        poll.register(self._meeting, select.POLLIN)
-        if not poll.poll(0):
+        if not _readable(self._meeting.fileno(), 0):
             self._zygote.kill()
         elif self.pid > 0:
             with contextlib.suppress(ProcessLookupError):
@@ -178,42 +185,12 @@ class Starter:
         self._fd = os.pidfd_open(pid)
 
     def wait(self) -> None:
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        poll.poll(1000 * LEAVING_S)
+        _readable(self._fd, LEAVING_S)
         os.close(self._fd)
 
 
-def _has_ended(pid: int, timeout: float) -> bool:
-    """Whether a process that nobody has collected ends within so many seconds."""
-    fd = os.pidfd_open(pid)
-    try:
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        return bool(poll.poll(1000 * timeout))
-    finally:
-        os.close(fd)
-
-
-def processes_of(*firsts: Root | Starter | None) -> list[int]:
-    """The trees' processes with the first of each; empty where there is none yet."""
-    roots = _pids(firsts)
-    return [*roots, *keeper.descendants(*roots)]
-
-
-def quick_processes_of(*firsts: Root | Starter | None) -> list[int]:
-    """The same in a tenth of the time; one that is just being started or handed on may be missing."""
-    roots = _pids(firsts)
-    return [*roots, *(pid for root in roots for pid in keeper.offspring(root))]
-
-
-def _pids(firsts: Iterable[Root | Starter | None]) -> list[int]:
-    pids = [int(getattr(first, "pid", -1)) for first in firsts]
-    return [pid for pid in pids if pid > 0]
-
-
-def starter_of(child: int, zygote: Zygote | None) -> Starter | None:
-    """The parent of a child, where it is a fork of this zygote; None where the child was started by itself."""
+def _starter_of(child: int, zygote: Zygote | None) -> Starter | None:
+    """Return the parent of a child, where it is a fork of this zygote; None where the child was started by itself."""
     if zygote is None:
         return None
     parent = _parent(child)
@@ -227,34 +204,24 @@ def _parent(pid: int) -> int:
         return 0
 
 
+# When a child has stopped. These calls are to take microseconds.
+
 STOPPED, ENDED = b"Tt", b"ZX"
 """States of a thread in /proc."""
 ON_A_CORE = b"running\n"
-"""What /proc/PID/task/TID/syscall holds of a thread that runs; of another it tells once that one has left its core."""
-TELLS_REST = os.path.exists("/proc/self/syscall")  # noqa: PTH110 - this file is about calls that take microseconds
+"""Content of /proc/PID/task/TID/syscall for a thread that runs; for another it says once that one has left its core."""
+TELLS_REST = os.path.exists("/proc/self/syscall")  # noqa: PTH110
 """Whether this kernel tells when a stopped thread has left its core; Linux on x86_64 and aarch64 does."""
 SCHEDULED_CLOCK = 2
 
 
-def stands_still(pid: int) -> bool:
-    """Whether every thread is stopped and off its core; also where the process has gone.
-
-    From then on `cpu_ms` stays the same to the nanosecond for as long as nothing wakes a thread.
-    """
+def _has_stopped(pid: int) -> bool:
+    """Whether every thread is stopped and off its core; also where the process has gone."""
     try:
         tasks = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
     except OSError:
         return True
     return all(_rests(f"/proc/{pid}/task/{task}") for task in tasks)
-
-
-def cpu_ms(pid: int) -> float:
-    """Processor time of all threads of a process so far, ended ones included; 0 where it has gone."""
-    try:
-        # The clock of another process, as clock_getcpuclockid(3) makes it.
-        return time.clock_gettime_ns((~pid << 3) | SCHEDULED_CLOCK) / 1e6
-    except OSError:
-        return 0.0
 
 
 def _rests(task: str) -> bool:
@@ -269,13 +236,11 @@ def _rests(task: str) -> bool:
         return True
     if state in ENDED:
         return True
-    return state in STOPPED and (not TELLS_REST or _is_off_its_core(task))
-
-
-def _is_off_its_core(task: str) -> bool:
+    if state not in STOPPED:
+        return False
     try:
-        return _read(f"{task}/syscall") != ON_A_CORE
-    except OSError:  # it has ended, or closed itself to the judge: then its result can not be read either
+        return not TELLS_REST or _read(f"{task}/syscall") != ON_A_CORE
+    except OSError:  # it has ended, or closed itself to the judge: then its result cannot be read either
         return True
 
 
@@ -285,12 +250,6 @@ def _read(path: str) -> bytes:
         return os.read(fd, 4096)
     finally:
         os.close(fd)
-
-
-LOG = logging.getLogger("kernelwright.sandbox.jail")
-PACKET_BYTES = 160 * 1024
-FREEZE_TIMEOUT_S, ENDING_TIMEOUT_S = 5, 15
-POLL_S, LONGEST_POLL_S = 20e-6, 2e-3
 
 
 class ChildGone(Exception):
@@ -304,7 +263,7 @@ class ChildLate(Exception):
 class Child:
     """One child process tree in a jail, with a packet channel.
 
-    The keeper inside the jail ends the whole tree when this object is closed or this process dies.
+    The supervisor inside the jail ends the whole tree when this object is closed or this process dies.
     """
 
     def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings, zygotes: Zygotes | None = ZYGOTES) -> None:
@@ -339,7 +298,10 @@ class Child:
         self.ending = ""
 
     def _open(self, ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[Ends, int]:
-        """What a tree gets, to be closed here in any case, and our end of its lifeline; ours are for where it fails."""
+        """Return the tree's descriptors, closed here in any case, and our end of its lifeline.
+
+        `ours` are closed where the start fails.
+        """
         self._capture = Capture()
         theirs.callback(self._capture.start)
         self._channel, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -371,7 +333,7 @@ class Child:
 
     @property
     def way(self) -> Literal["forked", "spawned"]:
-        """Whether it is a fork of a process that has torch imported, or a program that imports it anew."""
+        """Whether it is a fork of a process that has torch imported, or a program that imports it itself."""
         return "spawned" if self._zygote is None else "forked"
 
     def greet(self, deadline: float) -> None:
@@ -389,8 +351,8 @@ class Child:
                 self._zygotes.succeeded()
 
     def _hear(self, deadline: float) -> None:
-        """The first word. The kernel says which process sent it, whatever namespaces it lives in."""
-        if not _readable(self._channel.fileno(), deadline - time.monotonic()):
+        """Take the first word. The kernel says which process sent it, whatever namespaces it lives in."""
+        if not self.has_spoken(deadline - time.monotonic()):
             raise ChildLate
         data, ancillary, _, _ = self._channel.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
         if not data:
@@ -398,7 +360,7 @@ class Child:
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
                 self.pid = CREDENTIALS.unpack(content)[0]
-        self._starter = starter_of(self.pid, self._zygote)
+        self._starter = _starter_of(self.pid, self._zygote)
         if self.pid not in self._tree():
             raise ChildGone("the first word came from a process that is not the child's")
         # Nothing of the candidate has run: whatever is there is the jail's.
@@ -406,7 +368,7 @@ class Child:
 
     def send(self, message: dict[str, Any], *fds: int) -> None:
         """Send one message. Anything that the child said unasked is a breach of the protocol."""
-        if _readable(self._channel.fileno(), 0):
+        if self.has_spoken(0):
             self.receive(time.monotonic())
             raise ChildGone("the child spoke without being asked")
         data = json.dumps(message).encode()
@@ -423,12 +385,12 @@ class Child:
             raise ChildGone(f"the child closed its channel{self._how_it_ended()}") from None
 
     def has_spoken(self, timeout_s: float) -> bool:
-        """Whether there is a message, or its end, to be received; waits for so long."""
+        """Wait so long for a message, or for the child's end; whether there is either."""
         return _readable(self._channel.fileno(), timeout_s)
 
     def receive(self, deadline: float) -> dict[str, Any]:
-        """The next message, before `deadline` on the monotonic clock."""
-        if not _readable(self._channel.fileno(), deadline - time.monotonic()):
+        """Return the next message, before `deadline` on the monotonic clock."""
+        if not self.has_spoken(deadline - time.monotonic()):
             raise ChildLate
         try:
             data = self._channel.recv(PACKET_BYTES)
@@ -444,46 +406,56 @@ class Child:
             raise ChildGone("the child sent something that is no message")
         return message
 
-    def freeze(self) -> None:
+    def stop(self) -> None:
         """Stop the child, and return only when every thread of it is stopped and off its core.
 
         From then on `cpu_ms` stays the same to the nanosecond for as long as nothing wakes a thread of it.
         """
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGSTOP)
-        limit, pause_s = time.monotonic() + FREEZE_TIMEOUT_S, POLL_S
-        while not stands_still(self.pid):
+        limit, pause_s = time.monotonic() + STOP_TIMEOUT_S, POLL_S
+        while not _has_stopped(self.pid):
             if time.monotonic() > limit:
                 raise ChildGone("the child could not be stopped")
             time.sleep(pause_s)  # gives the core back: the thread that has yet to stop may need this very one
             pause_s = min(2 * pause_s, LONGEST_POLL_S)  # who wakes often on a busy core may keep it from running at all
 
-    def offspring(self) -> list[int]:
-        """Processes that the child has started and that still live; the jail's own are none of them."""
-        members = self._jail.members()
-        if members is not None:
-            return self._alien(members)
-        # The whole of /proc takes a while to read, in which one could still finish its work.
-        seen = self._alien(quick_processes_of(self._root, self._starter))
-        return seen or self._alien(self._tree())
-
-    def processes(self) -> list[int]:
-        """All of the child and of its jail, quickly: one that is just being started may be missing."""
-        return quick_processes_of(self._root, self._starter)
-
-    def _alien(self, pids: Iterable[int]) -> list[int]:
-        return [pid for pid in pids if pid not in self._own]
-
-    def _tree(self) -> list[int]:
-        return processes_of(self._root, self._starter)
-
-    def thaw(self) -> None:
+    def resume(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)
 
     def cpu_ms(self) -> float:
-        """Processor time of all threads of the child so far, ended ones included; 0 where it has gone."""
-        return cpu_ms(self.pid)
+        """Return the processor time of all its threads so far, ended ones included; 0 where it has gone."""
+        try:
+            # The clock of another process, as clock_getcpuclockid(3) makes it.
+            return time.clock_gettime_ns((~self.pid << 3) | SCHEDULED_CLOCK) / 1e6
+        except OSError:
+            return 0.0
+
+    def offspring(self) -> list[int]:
+        """Return processes that the child has started and that still live; the jail's own are not among them."""
+        members = self._jail.members()
+        if members is not None:
+            return self._alien(members)
+        # All of /proc takes a while to read, in which one could still finish its work.
+        return self._alien(self.processes()) or self._alien(self._tree())
+
+    def processes(self) -> list[int]:
+        """Return all of the child and of its jail, quickly: one that is just being started may be missing."""
+        roots = self._roots()
+        return [*roots, *(pid for root in roots for pid in supervisor.offspring(root))]
+
+    def _tree(self) -> list[int]:
+        """Return the same for certain, in ten times as long."""
+        roots = self._roots()
+        return [*roots, *supervisor.descendants(*roots)]
+
+    def _roots(self) -> list[int]:
+        pids = [int(getattr(first, "pid", -1)) for first in (self._root, self._starter)]
+        return [pid for pid in pids if pid > 0]
+
+    def _alien(self, pids: Iterable[int]) -> list[int]:
+        return [pid for pid in pids if pid not in self._own]
 
     def _how_it_ended(self) -> str:
         if not self.ending and _readable(self._status, 1):
@@ -498,7 +470,7 @@ class Child:
 
     @property
     def ran_out_of_memory(self) -> bool:
-        """Whether want of memory has ended it.
+        """Whether lack of memory has ended it.
 
         A system that runs out of memory itself just kills, which a candidate may do to itself.
         """
@@ -508,7 +480,7 @@ class Child:
         return killed or self.ending == "limit memory" or self._jail.ran_out_of_memory()
 
     def output(self) -> str:
-        """What the child printed, head and tail; call after `close`."""
+        """Return what the child printed, head and tail; call after `close`."""
         return self._capture.text()
 
     def close(self) -> None:
@@ -519,27 +491,17 @@ class Child:
         self._channel.close()
         try:
             self._root.wait(timeout=ENDING_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._end_by_force()
+        except subprocess.TimeoutExpired:  # a supervisor that does not answer, by something outside the jail
+            self._jail.end()
+            for pid in self._tree():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._root.kill()
+            self._root.wait()
         if self._starter:
             self._starter.wait()
         os.close(self._status)
         self._jail.close()
-
-    def _end_by_force(self) -> None:
-        """For a keeper that does not answer, which only something outside the jail can bring about."""
-        self._jail.end()
-        for pid in self._tree():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._root.kill()
-        self._root.wait()
-
-
-def _readable(fd: int, timeout_s: float) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(1000 * max(0.0, timeout_s)))
 
 
 def _signal_name(number: int) -> str:

@@ -326,7 +326,7 @@ def _child() -> Iterator[HealthCheck]:
             child = Child("worker", folder, Settings())
             try:
                 child.greet(time.monotonic() + 60)
-                child.freeze()
+                child.stop()
                 with open(f"/proc/{child.pid}/maps") as maps:
                     address = int(maps.readline().partition("-")[0], 16)
                 read_bytes(child.pid, address, 16)

@@ -24,7 +24,7 @@ from kernelwright.sandbox.jail.process import ChildGone, ChildLate
 from kernelwright.sandbox.logs import build_reason, trim_build_log, trim_traceback
 from kernelwright.sandbox.machine import versions_used
 from kernelwright.sandbox.tensors import MemoryReadError, Values
-from kernelwright.sandbox.toolchain import HeaderShelf, Toolchain, toolchain
+from kernelwright.sandbox.toolchain import MakingHeaders, Toolchain, missing_headers, toolchain
 from kernelwright.sandbox.verdict.errors import SandboxError, StageFailed
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Authenticity, Candidate, Look, Stage
@@ -331,11 +331,10 @@ def header_made(built: Built, tools: Toolchain | None) -> Iterator[Callable[[], 
     if tools is None:
         yield lambda: False
         return
-    shelf = HeaderShelf(tools)
-    missing = shelf.missing(built.candidate.source)
+    missing = missing_headers(tools, built.candidate.source)
     if missing:
         announce("build, and torch's header once on this machine")
-    making = shelf.making(missing)
+    making = MakingHeaders(tools, missing)
     try:
         with making:
             yield making.is_going_on

@@ -3,7 +3,7 @@
 `python -m kernelwright.sandbox.pool.serving THREADS ORDER`.
 
 It ends when its input does, so also when its driver is killed, and
-ends every child first; should it be killed instead, the children's keepers notice and end them.
+ends every child first; should it be killed instead, the children's supervisors notice and end them.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from kernelwright.sandbox.logs import tell_logs_as_asked
 from kernelwright.sandbox.pool.devices import WorkerOptions
 from kernelwright.sandbox.pool.protocol import Answer, Question
 from kernelwright.sandbox.workfolder import close_all
-from kernelwright_child import driver, keeper
+from kernelwright_child import driver, supervisor
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.pool.judges import Worker
@@ -85,7 +85,7 @@ class Serving:
 
 
 def end_children() -> None:
-    for pid in keeper.descendants(os.getpid()):
+    for pid in supervisor.descendants(os.getpid()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -113,7 +113,7 @@ def main() -> None:
     serving.stop()
     end_children()
     close_all()  # what a thread that hangs, or is late on a busy machine, would have removed
-    os._exit(0)  # a thread that hangs must not keep us; the children's keepers end them once this process is gone
+    os._exit(0)  # a thread that hangs must not keep us; the children's supervisors end them once this process is gone
 
 
 if __name__ == "__main__":

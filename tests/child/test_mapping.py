@@ -12,7 +12,7 @@ from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.tensors import RawTensor, SharedMemory
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import WorkFolder
-from kernelwright_child.models import lent_tensors
+from kernelwright_child.models import shared_tensors
 from tests.support.problems import tiny_problem
 
 SETTINGS = Settings(jail="off", threads=1)
@@ -73,7 +73,7 @@ def open_files(session):
 def test_the_tensors_share_the_pages_and_the_descriptor_is_closed():
     lent = SharedMemory([RawTensor.of(torch.arange(4.0)), RawTensor.of(torch.ones(2, 3))])
     given = os.dup(lent.fd)
-    first, second = lent_tensors(given, lent.specs)
+    first, second = shared_tensors(given, lent.specs)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(given)
     lent.write([RawTensor.of(torch.full((4,), 7.0)), RawTensor.of(torch.zeros(2, 3))])
@@ -84,7 +84,7 @@ def test_the_tensors_share_the_pages_and_the_descriptor_is_closed():
 def test_a_descriptor_that_can_not_be_mapped_is_closed_too():
     empty = os.memfd_create("empty")
     with pytest.raises(ValueError, match="empty file"):
-        lent_tensors(empty, [])
+        shared_tensors(empty, [])
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(empty)
 

@@ -12,7 +12,7 @@ import pytest
 from kernelwright import Judging, JudgingError, judge_all, load_problem
 from kernelwright.sandbox.locks import processor_path, processor_turn
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright_child.keeper import descendants
+from kernelwright_child.supervisor import descendants
 from tests.cli.test_judge_command import KEYS
 from tests.support.problems import PROBLEM, RIGHT, WRONG
 from tests.support.processes import waiters

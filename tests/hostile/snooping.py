@@ -63,7 +63,7 @@ def try_ptrace():
 
 
 def try_keeper_memory():
-    """reading the keeper's memory or descriptors"""
+    """reading the supervisor's memory or descriptors"""
     return looked_into(os.getppid() or 1)
 
 
@@ -332,7 +332,7 @@ def try_descriptors():
 
 
 def try_forged_death_signal():
-    """outliving the keeper, or closing itself to the judge"""
+    """outliving the supervisor, or closing itself to the judge"""
     if AROUND["namespaces"]:
         return False
     return libc.prctl(1, 0, 0, 0, 0) == 0 or libc.prctl(4, 0, 0, 0, 0) == 0

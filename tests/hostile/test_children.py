@@ -256,7 +256,7 @@ def test_a_child_that_does_not_read_can_not_block_the_judge(folder):
     child = Child("worker", folder, TIGHT)
     try:
         child.greet(time.monotonic() + 60)
-        child.freeze()
+        child.stop()
         with pytest.raises(ChildGone, match="does not read"):
             for _ in range(1000):
                 child.send({"words": "x" * 60_000})

@@ -1,7 +1,7 @@
 import pytest
 
 from kernelwright.sandbox.storage import VARIABLE
-from kernelwright.sandbox.toolchain import HeaderShelf, toolchain
+from kernelwright.sandbox.toolchain import prepare_headers, toolchain
 
 
 @pytest.fixture(scope="session")
@@ -13,7 +13,6 @@ def shelf(tmp_path_factory):
         found = toolchain()
         if found is None or not found.is_gcc:
             pytest.skip("the light header is made for g++, and the C++ compiler here is another")
-        made = HeaderShelf(found)
-        assert made.prepare()
-        yield made
+        assert prepare_headers(found)
+        yield found
     toolchain.cache_clear()

@@ -10,7 +10,14 @@ import pytest
 
 from kernelwright.sandbox.judge.stages import Built, header_made
 from kernelwright.sandbox.storage import VARIABLE, all_entries
-from kernelwright.sandbox.toolchain import EVERYTHING, HeaderShelf, Toolchain
+from kernelwright.sandbox.toolchain import (
+    EVERYTHING,
+    MakingHeaders,
+    Toolchain,
+    headers_are_ready,
+    missing_headers,
+    prepare_headers,
+)
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from kernelwright_child.compiling import MAKING
@@ -45,21 +52,21 @@ def logged(caplog):
 
 
 def test_the_header_brings_what_the_stock_one_brings_and_notes_the_macros_that_only_that_one_defines(tools):
-    assert HeaderShelf(tools).prepare()
+    assert prepare_headers(tools)
     assert (tools.light / "light" / "kernelwright" / "standard.h").read_text() == "#include <cmath>\n"
     assert (tools.light / "macros").read_text() == "MORE"
 
 
 def test_a_shelf_that_is_closed_to_this_user_has_nothing(tools):
-    assert HeaderShelf(tools).prepare()
+    assert prepare_headers(tools)
     folder = tools.folder.parent
     folder.chmod(0)
     try:
         with ordinary_user():
-            assert not HeaderShelf(tools).is_ready() and HeaderShelf(tools).missing(PLAIN)
+            assert not headers_are_ready(tools) and missing_headers(tools, PLAIN)
     finally:
         folder.chmod(0o755)
-    assert HeaderShelf(tools).is_ready()
+    assert headers_are_ready(tools)
 
 
 @pytest.mark.parametrize(
@@ -76,13 +83,13 @@ def test_a_shelf_that_is_closed_to_this_user_has_nothing(tools):
     ],
 )
 def test_only_what_a_candidate_may_need_is_missing(tools, source, names):
-    assert set(HeaderShelf(tools).missing(source)) == names
+    assert set(missing_headers(tools, source)) == names
 
 
 def test_once_it_is_made_nothing_is_missing_whatever_the_flags(tools):
-    shelf = HeaderShelf(tools)
-    assert shelf.prepare() and shelf.is_ready()
-    assert shelf.missing(PLAIN) == shelf.missing(PLAIN + ' extra_cflags=["-O3", "-march=native"]') == []
+    assert prepare_headers(tools) and headers_are_ready(tools)
+    for flags in ("", ' extra_cflags=["-O3", "-march=native"]'):
+        assert missing_headers(tools, PLAIN + flags) == []
 
 
 def test_what_is_made_beside_a_build_that_fails_is_made_to_its_end_and_its_time_is_booked_apart(tools):
@@ -95,7 +102,7 @@ def test_what_is_made_beside_a_build_that_fails_is_made_to_its_end_and_its_time_
             gate.touch()
             raise StageFailed("build", "no answer")
         assert list(built.seconds) == ["headers"] and not is_going_on()
-        assert HeaderShelf(tools).missing(PLAIN) == []
+        assert missing_headers(tools, PLAIN) == []
     finally:
         built.close()
 
@@ -107,7 +114,7 @@ def test_what_is_made_when_the_user_ends_it_is_given_up_with_all_that_the_compil
     (tmp_path / "temporary").mkdir()
     Path(tools.compiler).write_text(f'#!/bin/sh\necho > "$TMPDIR/cc1.s"\ntouch {tmp_path}/begun\nsleep 600\n')
     start = time.perf_counter()
-    with pytest.raises(KeyboardInterrupt), HeaderShelf(tools).making(["plain/binding.o"]):
+    with pytest.raises(KeyboardInterrupt), MakingHeaders(tools, ["plain/binding.o"]):
         while not (tmp_path / "begun").exists():
             time.sleep(0.02)
         assert [path.name for path in (tmp_path / "temporary").rglob("*.s")] == ["cc1.s"]
@@ -119,7 +126,7 @@ def test_what_is_made_when_the_user_ends_it_is_given_up_with_all_that_the_compil
 
 def test_a_build_for_which_nothing_is_missing_books_nothing(tools):
     built = Built(Candidate(source=PLAIN))
-    HeaderShelf(tools).prepare()
+    prepare_headers(tools)
     try:
         with header_made(built, tools):
             pass
@@ -129,7 +136,7 @@ def test_a_build_for_which_nothing_is_missing_books_nothing(tools):
 
 
 def test_it_counts_among_all_that_is_kept_and_goes_first_when_it_is_the_longest_unused(tools, monkeypatch):
-    HeaderShelf(tools).prepare()
+    prepare_headers(tools)
     assert all_entries().size_bytes() > 0
     os.utime(tools.light, (0, 0))
     monkeypatch.setenv("KERNELWRIGHT_CACHE_GIB", "0")
@@ -139,22 +146,21 @@ def test_it_counts_among_all_that_is_kept_and_goes_first_when_it_is_the_longest_
 
 def test_a_compiler_that_fails_makes_nothing_and_its_words_are_logged(tools, logged):
     Path(tools.compiler).write_text("#!/bin/sh\necho 'x.h:1: error: no such thing' >&2\nexit 1\n")
-    assert not HeaderShelf(tools).prepare()
+    assert not prepare_headers(tools)
     assert "plain/binding.o" in logged.text and "x.h:1: error: " in logged.text
     assert not [path for path in tools.light.rglob("*.o*")]
 
 
 def test_a_compiler_that_is_not_gcc_makes_nothing(tools):
-    assert not HeaderShelf(tools._replace(is_gcc=False)).prepare()
+    assert not prepare_headers(tools._replace(is_gcc=False))
 
 
 def test_what_another_process_makes_is_left_to_it(tools, logged):
-    shelf = HeaderShelf(tools)
     mark = tools.light / "plain" / f"{MAKING}binding.o"
     mark.parent.mkdir(parents=True)
     with mark.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        shelf.prepare()
+        prepare_headers(tools)
     (message,) = logged.messages
     assert message.startswith("plain/binding.o ") and "another process" in message
-    assert not shelf.is_ready() and mark.exists()
+    assert not headers_are_ready(tools) and mark.exists()

@@ -3,7 +3,7 @@
 import pytest
 
 from kernelwright.sandbox.storage import VARIABLE
-from kernelwright.sandbox.toolchain import HeaderShelf, toolchain
+from kernelwright.sandbox.toolchain import MakingHeaders, toolchain
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +15,7 @@ def test_what_a_light_torch_header_hides_is_noted_and_what_it_brings_is_not(monk
         tools = toolchain()
         if tools is None or not tools.is_gcc:
             pytest.skip("the light header is made for g++, and the C++ compiler here is another")
-        with HeaderShelf(tools).making(["macros"]):
+        with MakingHeaders(tools, ["macros"]):
             pass
         lacking = set((tools.light / "macros").read_text().split())
     finally:

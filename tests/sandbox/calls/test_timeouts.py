@@ -20,7 +20,7 @@ from kernelwright.sandbox.calls.timeouts import (
     is_compiler,
 )
 from kernelwright.sandbox.jail.process import ChildLate
-from kernelwright_child.keeper import descendants
+from kernelwright_child.supervisor import descendants
 
 PATIENCE_S = 120
 """Beyond this a test itself has gone wrong."""

@@ -375,7 +375,7 @@ from kernelwright.sandbox.tensors import read_bytes
 protect_this_process()
 second = Child("worker", folder, Settings())
 second.greet(time.monotonic() + 120)
-second.freeze()
+second.stop()
 address = int(open(f"/proc/{second.pid}/maps").readline().partition("-")[0], 16)
 print(len(read_bytes(second.pid, address, 16)), second.cpu_ms() > 0, second.offspring())
 second.close()

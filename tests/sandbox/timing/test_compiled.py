@@ -234,7 +234,7 @@ def test_each_problem_mode_and_number_of_threads_has_products_of_its_own():
 def test_a_harmed_entry_is_unseen(store, products, tmp_path, harm):
     (tmp_path / "empty").mkdir()
     assert store.keep("a", products)
-    harm(store._cache.root / "a")
+    harm(store.root / "a")
     assert not store.restore("a", tmp_path / "empty")
     assert list((tmp_path / "empty").iterdir()) == [] and len(store) == 0
 

@@ -5,7 +5,7 @@
 Orphans of the child come to this process (sub-reaper), so a daemon that forks twice is found and killed. PLAN is a
 dictionary, marshalled and in hexadecimal digits: see `confine.confine` and `Watch`. COMMAND is one of
 
-- `-m MODULE ...`: the module's `main()` is called, in this interpreter, since another one's start would double the cost;
+- `-m MODULE ...`: the module's `main()` is called in this interpreter, since another's start would double the cost;
 - `-S -c CODE ...`: the same without site-packages;
 - `-f MEETING`: the child is a fork of the zygote, which enters this process's namespaces through the descriptor
   MEETING (see `kernelwright_child.zygote`).
@@ -51,7 +51,7 @@ FAILED = 127
 def main(arguments: list[str], wait_for_groups: Callable[[], None]) -> None:
     """Run the command until it ends, breaks a limit or the lifeline closes; kill whatever it left; never return.
 
-    `wait_for_groups` returns when this process is in its control groups, and raises `OSError` where it can not be.
+    `wait_for_groups` returns when this process is in its control groups, and raises `OSError` where it cannot be.
     """
     lifeline, status, plan = int(arguments[0]), int(arguments[1]), marshal.loads(bytes.fromhex(arguments[2]))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -93,12 +93,12 @@ class ForkedChild:
         return offspring(os.getpid())
 
     def ending(self) -> str:
-        """How it ended; empty while it lives. Whatever else has ended is collected."""
+        """Collect what has ended; return how the child did, empty while it lives."""
         return _reap(self._pid)
 
 
 class Guest:
-    """A fork of the zygote in the namespaces of this process. Its parent, outside, tells through `fd` of its end."""
+    """A fork of the zygote in the namespaces of this process. Its parent, outside, reports its end through `fd`."""
 
     def __init__(self, pid: int, fd: int) -> None:
         self.fd = fd
@@ -110,7 +110,7 @@ class Guest:
         return [self._pid, *offspring(self._pid), *offspring(os.getpid())]
 
     def ending(self) -> str:
-        """How it ended; empty while it lives. Whatever else has ended is collected."""
+        """Collect what has ended; return how the child did, empty while it lives."""
         _reap(self._pid)
         if not self._told.poll(0):
             return ""
@@ -141,13 +141,13 @@ def _invite(meeting: int, lifeline: int) -> Guest | None:
 
 
 def handle_signals(libc: ctypes.CDLL, how: int) -> None:
-    """Ignore, or no longer ignore, what asks a program to end: the keeper ends when its judge says so."""
+    """Ignore, or no longer ignore, signals that ask a program to end: the supervisor ends when its judge says so."""
     for number in (SIGHUP, SIGINT, SIGTERM):
         libc.signal(number, ctypes.c_void_p(how))
 
 
 def _become(libc: ctypes.CDLL, command: list[str], plan: dict[str, Any], private: tuple[int, ...]) -> None:
-    """In the child: its own session, all that confines it, and then the command."""
+    """Make a session, put on all that confines the child, and run the command."""
     try:
         for fd in private:
             os.close(fd)
@@ -221,7 +221,7 @@ def how(code: int) -> str:
 
 
 def end_all() -> None:
-    """Kill every process below this one and collect it; process 1 leaves that to the kernel, which can not miss one."""
+    """Kill every process below this one and collect it; process 1 leaves that to the kernel, which cannot miss one."""
     while os.getpid() != INIT:
         found: set[int] = set()
         # Stop all before killing one: each that is killed makes room for another's fork.
@@ -246,7 +246,7 @@ def _signal(pids: set[int], number: int) -> None:
 
 
 def offspring(root: int) -> list[int]:
-    """The processes below `root`, quickly: one that is just being started or handed on may be missing."""
+    """Return the processes below `root`, quickly: one that is just being started or handed on may be missing."""
     found = [root]
     for pid in found:
         try:
@@ -262,7 +262,7 @@ def offspring(root: int) -> list[int]:
 
 
 def descendants(*roots: int) -> list[int]:
-    """All processes below `roots`, parents before children, as one look at /proc shows them."""
+    """Return all processes below `roots`, parents before children, as one look at /proc shows them."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -279,7 +279,7 @@ def descendants(*roots: int) -> list[int]:
 
 
 # Watched from outside, since no resource limit bounds it: the memory of a whole tree, and what it puts on the disk. A
-# process that the keeper may not look into counts for what can be seen of it.
+# process that the supervisor may not look into counts for what can be seen of it.
 
 ENTRY_BYTES = 4096
 """Counted for each file and folder beside its blocks: a million empty files fill a disk too."""
@@ -289,7 +289,7 @@ RESERVE_BYTES = 2**30
 
 
 class Watch:
-    """Compares what a tree uses with the plan's `memory` (None: not watched), `folder` and `folder_bytes`."""
+    """A comparison of what a tree uses with the plan's `memory` (None: not watched), `folder` and `folder_bytes`."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.memory: int | None = plan["memory"]
@@ -300,11 +300,11 @@ class Watch:
             self._reserve = min(RESERVE_BYTES, _free(self.folder) // 2)
 
     def quick(self, pids: Iterable[int]) -> str:
-        """`memory` where these processes hold too much of it in what they have mapped. Tens of microseconds."""
+        """Return `memory` where these processes hold too much of it in what they have mapped. Tens of microseconds."""
         return "memory" if self.memory is not None and sum(map(resident, pids)) > self.memory else ""
 
     def thorough(self, pids: Iterable[int]) -> str:
-        """Which limit these processes break: `memory`, `folder`, `disk`, or none. About a millisecond."""
+        """Return which limit these processes break: `memory`, `folder`, `disk`, or none. About a millisecond."""
         if self.folder is None:
             return ""
         nameless: dict[tuple[int, int], int] = {}
@@ -321,7 +321,8 @@ class Watch:
 
 
 def resident(pid: int) -> int:
-    """Bytes of anonymous and shared memory of a process; mapped files are not counted, the kernel can drop them.
+    """Return the bytes of anonymous and shared memory of a process; mapped files do not count, the kernel can drop
+    them.
 
     Pages that processes share count for each, so a sum over several is an upper bound.
     """
@@ -337,7 +338,7 @@ def resident(pid: int) -> int:
 
 
 def _nameless(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """Open regular files that were unlinked: which one, and its bytes."""
+    """Yield open regular files that were unlinked: which one, and its bytes."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
     except OSError:
@@ -352,9 +353,9 @@ def _nameless(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
 
 
 def size_on_disk(folder: str, enough: int) -> int:
-    """Bytes on disk below a folder, counted until there are more than `enough`.
+    """Count the bytes on disk below a folder until there are more than `enough`.
 
-    A folder that its own user can not read, or that lies too deep, counts as too much: nothing else could be said.
+    A folder that its own user cannot read, or that lies too deep, counts as too much: nothing else could be said.
     """
     total, folders = 0, [folder]
     while folders and total <= enough:
