@@ -289,8 +289,12 @@ def filter_program(architecture: str, alone: bool, guarded: tuple[int, ...] = ()
     # A later clone3 could hide its flags behind a pointer; "no such call" makes the C library fall back to clone.
     code += [(EQUAL, 0, 1, examined["clone3"]), (RETURN, 0, 0, ENOSYS)]
     code += _when(examined["clone"], FIRST_ARGUMENT, [(ANY_BIT, 0, 1, CLONE_NEW), (RETURN, 0, 0, EPERM)])
+    unix, netlink = LOCAL_FAMILIES
+    local: list[Instruction] = [(EQUAL, 2, 0, unix), (EQUAL, 1, 0, netlink), (RETURN, 0, 0, EPERM)]
+    if alone:
+        local += [(LOAD, 0, 0, SECOND_ARGUMENT), (AND, 0, 0, TYPE_BITS), *_refuse_values([DATAGRAM])]
     for call in ("socket", "socketpair"):
-        code += _when(examined[call], FIRST_ARGUMENT, _only_local_sockets(datagrams=not alone))
+        code += _when(examined[call], FIRST_ARGUMENT, local)
     code += _when(examined["ioctl"], SECOND_ARGUMENT, _refuse_values(TERMINAL_INPUT))
     if alone:
         code += _guard(architecture, guarded)
@@ -318,14 +322,6 @@ def _when(number: int, argument: int, body: list[Instruction]) -> list[Instructi
 
 def _refuse_values(values: Iterable[int]) -> list[Instruction]:
     return [step for value in values for step in ((EQUAL, 0, 1, value), (RETURN, 0, 0, EPERM))]
-
-
-def _only_local_sockets(datagrams: bool) -> list[Instruction]:
-    unix, netlink = LOCAL_FAMILIES
-    code: list[Instruction] = [(EQUAL, 2, 0, unix), (EQUAL, 1, 0, netlink), (RETURN, 0, 0, EPERM)]
-    if not datagrams:
-        code += [(LOAD, 0, 0, SECOND_ARGUMENT), (AND, 0, 0, TYPE_BITS), *_refuse_values([DATAGRAM])]
-    return code
 
 
 class _Program(ctypes.Structure):

@@ -172,8 +172,12 @@ class Widening(TorchFunctionMode):
             return args[0].double()
         if func in REINTERPRETING or getattr(func, "__name__", "") in ("__get__", "__set__", "__delete__"):
             return func(*args, **kwargs)
-        args, kwargs = tree_map(_widened_type, (args, kwargs))
-        if _has_wide(args, kwargs) and not _writes(func):
+        args, kwargs = tree_map(
+            lambda leaf: torch.float64 if isinstance(leaf, torch.dtype) and leaf in NARROW else leaf, (args, kwargs)
+        )
+        leaves = tree_leaves((args, kwargs))
+        has_wide = any(isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64 for leaf in leaves)
+        if has_wide and not _writes(func):
             given = {name: value for name, value in kwargs.items() if name != "out"}
             args, given = tree_map(widened_value, (args, given))
             kwargs = kwargs | given
@@ -188,15 +192,6 @@ def _writes(func: Any) -> bool:
         or (name.startswith("__i") and name in vars(torch.Tensor))
         or (name.endswith("_") and not name.endswith("__"))
     )
-
-
-def _has_wide(args: Any, kwargs: Any) -> bool:
-    leaves = tree_leaves((args, kwargs))
-    return any(isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64 for leaf in leaves)
-
-
-def _widened_type(argument: Any) -> Any:
-    return torch.float64 if isinstance(argument, torch.dtype) and argument in NARROW else argument
 
 
 def widened_value(leaf: Any) -> Any:

@@ -187,9 +187,11 @@ class Reference(ModelRunner):
     def trace(self, message: Message, fds: list[int]) -> Message:
         from kernelwright_child.roofline import trace
 
+        def call(model: torch.nn.Module, values: Any) -> Any:
+            return differentiate(model, weights_of(model, self.order), values)
+
         values = wire.unpack(message["arguments"], self.shared)
-        call = self._differentiated if self.is_differentiated else None
-        work = trace(self.model, values, call)
+        work = trace(self.model, values, call if self.is_differentiated else None)
         return {"work": {key: work[key] for key in ("bytes", "flops", "least_flops")}}
 
     def changes(self, message: Message, fds: list[int]) -> Message:
@@ -211,9 +213,6 @@ class Reference(ModelRunner):
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
         return self.follow({"weights": []}, []) | found
-
-    def _differentiated(self, model: torch.nn.Module, values: Any) -> Any:
-        return differentiate(model, weights_of(model, self.order), values)
 
     def called(self, arguments: Any, message: Message) -> Any:
         """Call, and return the result with what it changes: followed weights, and inputs that the message names."""

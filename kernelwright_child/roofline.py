@@ -13,6 +13,7 @@ follows it counts as two operations, as in every vendor's peak.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -241,10 +242,10 @@ def _spread(value: Any, axes: int) -> list[int]:
 
 def arithmetic_of(function: Any, arguments: Sequence[Any], options: dict[str, Any], result: Any) -> Arithmetic:
     """Count the operator's arithmetic, if it is a product; without a formula of ours it is torch's, and the least 0."""
-    formula = FORMULAS.get(operator_name(function))
-    if formula is not None:
-        return formula(arguments, result)
-    if operator_name(function).startswith(ATTENTION) and not operator_name(function).endswith("_backward"):
+    name = operator_name(function)
+    if name in FORMULAS:
+        return FORMULAS[name](arguments, result)
+    if name.startswith(ATTENTION) and not name.endswith("_backward"):
         return _attention([*arguments, *options.values()])
     registered = flop_registry.get(getattr(function, "overloadpacket", None))
     if registered is None:
@@ -379,29 +380,19 @@ class Tracer(TorchDispatchMode):
         result = function(*arguments, **options)
         if function.namespace == "prim":  # asks for a tensor's device or the like
             return result
+        name = operator_name(function)
         given, made = _strided((arguments, options)), _strided(result)
         makes = tuple(self.key(tensor) for tensor in made)
-        is_view = made and not function._schema.is_mutable and set(makes) <= {self.key(tensor) for tensor in given}
-        if not is_view:
-            self._note(function, (arguments, options, given), result, makes)
-        elif repeats(given, made):
-            self.nodes.append(Node(operator_name(function), (), makes, "", NOTHING, "other"))
-        return result
-
-    def _note(
-        self,
-        function: Any,
-        called: tuple[Sequence[Any], dict[str, Any], list[torch.Tensor]],
-        result: Any,
-        makes: tuple[int, ...],
-    ) -> None:
-        arguments, options, given = called
-        name = operator_name(function)
+        if made and not function._schema.is_mutable and set(makes) <= {self.key(tensor) for tensor in given}:  # a view
+            if repeats(given, made):
+                self.nodes.append(Node(name, (), makes, "", NOTHING, "other"))
+            return result
         shares = read_shares(name, arguments, result)
         reads = tuple((self.key(t), self.part(t, shares.get(id(t), 1.0))) for t in given)
         dtype = next((str(t.dtype).removeprefix("torch.") for t in given), "")
         arithmetic = arithmetic_of(function, arguments, options, result)
         self.nodes.append(Node(name, reads, makes, dtype, arithmetic, kind_of(name)))
+        return result
 
 
 def trace(model: torch.nn.Module, arguments: Any, call: Call | None = None) -> dict[str, Any]:
@@ -411,13 +402,12 @@ def trace(model: torch.nn.Module, arguments: Any, call: Call | None = None) -> d
     algorithm. `least_flops`: the same in the best algorithm known; empty where the model could be rearranged to save
     some (see `firm`). `operators`: the names of all that was dispatched, in order.
     """
-    call = call or _forward
     tracer = Tracer()
     kept = (value for module in model.modules() for value in vars(module).values())
     state = [*model.parameters(), *model.buffers(), *(value for value in kept if isinstance(value, torch.Tensor))]
     sources = {tracer.key(tensor) for tensor in (*_strided(arguments), *_strided(state))}
-    with tracer:
-        results = _strided(call(model, arguments))
+    with tracer, nullcontext() if call else torch.no_grad():
+        results = _strided(call(model, arguments) if call else model(*arguments))
     made = [(tracer.key(tensor), tracer.part(tensor)) for tensor in results]
     needed = list(_needed(tracer.nodes, {key for key, _ in made}))
     read = _bytes([read for node in needed for read in node.reads if read[0] in sources])
@@ -429,11 +419,6 @@ def trace(model: torch.nn.Module, arguments: Any, call: Call | None = None) -> d
         "least_flops": _by_dtype([node for node, sure in zip(needed, is_firm, strict=True) if sure], "least"),
         "operators": [node.name for node in tracer.nodes],
     }
-
-
-def _forward(model: torch.nn.Module, arguments: Any) -> Any:
-    with torch.no_grad():
-        return model(*arguments)
 
 
 def _strided(tree: Any) -> list[torch.Tensor]:

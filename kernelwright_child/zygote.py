@@ -135,7 +135,10 @@ def _serve(affinity: Affinity, control: socket.socket, parent: int) -> None:
             return
         data, fds, _, _ = socket.recv_fds(control, ORDER_BYTES, MOST_DESCRIPTORS)
         if not data:
-            _wait_for_children()
+            # Forked supervisors may live on when no more are wanted, and no other parent might collect them.
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-1, 0)
             return
         if number == GATHERED_AT:  # somebody waits for this child, so nothing is timed now
             _gather_memory()
@@ -145,15 +148,6 @@ def _serve(affinity: Affinity, control: socket.socket, parent: int) -> None:
             born(affinity, marshal.loads(data), fds)
         for fd in fds:
             os.close(fd)
-
-
-def _wait_for_children() -> None:
-    """Wait for forked supervisors, which live on when no more are wanted; no other parent might collect them."""
-    try:
-        while True:
-            os.waitpid(-1, 0)
-    except ChildProcessError:
-        return
 
 
 Order = dict[str, Any]
@@ -241,10 +235,18 @@ class _Birth:
         """Keep nothing of the zygote that is not meant for the child; then confine, then run its module."""
         try:
             supervisor.handle_signals(self._libc, supervisor.DEFAULT)
-            self._leave_descriptors()
+            self._meeting.detach()
+            os.dup2(self._channel, CHANNEL, inheritable=False)
+            everything_above = CHANNEL + 1
+            if self._libc.syscall(CLOSE_RANGE, everything_above, ctypes.c_uint(-1), 0) != 0:
+                os.closerange(everything_above, os.sysconf("SC_OPEN_MAX"))
             self._libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise its own files below /proc are closed to it
             os.setsid()
-            self._take_environment()
+            os.environ.clear()
+            os.environ.update(self._order["environment"])
+            tempfile.tempdir = None  # it may hold what the zygote's environment said
+            # A builder's compilers are for all cores, and inherit what it has.
+            os.sched_setaffinity(0, self._affinity.bound if self._order["is_timed"] else self._affinity.cores)
             draw_afresh()
             confine(self._libc, self._order["plan"])
         except BaseException as error:
@@ -257,20 +259,6 @@ class _Birth:
             sys.excepthook(*sys.exc_info())
             os._exit(1)
         os._exit(0)
-
-    def _leave_descriptors(self) -> None:
-        self._meeting.detach()
-        os.dup2(self._channel, CHANNEL, inheritable=False)
-        everything_above = CHANNEL + 1
-        if self._libc.syscall(CLOSE_RANGE, everything_above, ctypes.c_uint(-1), 0) != 0:
-            os.closerange(everything_above, os.sysconf("SC_OPEN_MAX"))
-
-    def _take_environment(self) -> None:
-        os.environ.clear()
-        os.environ.update(self._order["environment"])
-        tempfile.tempdir = None  # it may hold what the zygote's environment said
-        # A builder's compilers are for all cores, and inherit what it has.
-        os.sched_setaffinity(0, self._affinity.bound if self._order["is_timed"] else self._affinity.cores)
 
 
 def draw_afresh() -> None:

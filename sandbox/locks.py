@@ -58,11 +58,6 @@ def try_lock_byte(fd: int, byte: int, shared: bool = False) -> bool:
     return True
 
 
-def unlock_byte(fd: int, byte: int) -> None:
-    """Give back the lock on a byte; all of them go when the file is closed."""
-    _lock_byte(fd, byte, fcntl.F_UNLCK)
-
-
 def _lock_byte(fd: int, byte: int, kind: int) -> None:
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
 
@@ -263,7 +258,7 @@ class _Lock:
         try:
             self._wait_for(place, place, shared)
         finally:
-            unlock_byte(self._fd, DOORS + place)
+            _lock_byte(self._fd, DOORS + place, fcntl.F_UNLCK)
         self._places.append(place)
         os.pwrite(self._fd, str(os.getpid()).encode().ljust(NAME_BYTES), place * NAME_BYTES)
 

@@ -9,7 +9,7 @@ import fcntl
 import math
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -84,18 +84,17 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of bytes are equal; takes little memory beside them."""
     if one.numel() != other.numel():
         return False
-    return all(torch.equal(*pair) for pair in _word_pieces(one, other))
-
-
-def _word_pieces(one: torch.Tensor, other: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Both in pieces: as words of 8 bytes where they lie on such, the rest as bytes."""
+    # In pieces: as words of 8 bytes where they lie on such, the rest as bytes.
     even = all(tensor.data_ptr() % 8 == 0 and tensor.storage_offset() % 8 == 0 for tensor in (one, other))
     body = one.numel() // 8 * 8 if even else 0
     for start in range(0, body, LOOK_BYTES):
         stop = min(start + LOOK_BYTES, body)
-        yield one[start:stop].view(torch.int64), other[start:stop].view(torch.int64)
-    for start in range(body, one.numel(), LOOK_BYTES // 8):
-        yield one[start : start + LOOK_BYTES // 8], other[start : start + LOOK_BYTES // 8]
+        if not torch.equal(one[start:stop].view(torch.int64), other[start:stop].view(torch.int64)):
+            return False
+    step = LOOK_BYTES // 8
+    return all(
+        torch.equal(one[start : start + step], other[start : start + step]) for start in range(body, one.numel(), step)
+    )
 
 
 class RawTensor(NamedTuple):

@@ -279,7 +279,8 @@ def sweep(place: str | None = None, idle_s: float = IDLE_S) -> list[Path]:
         ours = _own_folders(Path(place or tempfile.gettempdir()).resolve())
         found = [path for path in ours if _idle_s(path) > idle_s]
         mounts = _mounts() if found else ()
-        return [path for path in found if not _is_mounted(path, mounts) and _removed(path)]
+        free = [path for path in found if not any(Path(mount).is_relative_to(path) for mount in mounts)]
+        return [path for path in free if _removed(path)]
     return []
 
 
@@ -310,10 +311,6 @@ def _mounts() -> tuple[str, ...]:
     """Return where something is mounted, as this process sees it."""
     lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     return tuple(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[4]) for line in lines)
-
-
-def _is_mounted(path: Path, mounts: tuple[str, ...]) -> bool:
-    return any(Path(mount).is_relative_to(path) for mount in mounts)
 
 
 def _removed(path: Path) -> bool:

@@ -26,10 +26,10 @@ class ControlGroup:
 
     def __init__(self, parents: tuple[Path, ...], memory_bytes: int, processes: int) -> None:
         name = f"kernelwright-{os.getpid()}-{secrets.token_hex(4)}"
-        self._folders = [parent / name for parent in parents]
+        self.folders = [parent / name for parent in parents]
         self.entries: tuple[int, ...] = ()
         try:
-            for folder in self._folders:
+            for folder in self.folders:
                 folder.mkdir()
             self._set("memory.max", memory_bytes)
             self._set("memory.swap.max", 0)
@@ -44,14 +44,14 @@ class ControlGroup:
 
     def _set(self, file: str, value: int) -> None:
         """Write where the file exists: under version 1 and 2 they differ, and swap is not always accounted."""
-        for folder in self._folders:
+        for folder in self.folders:
             if (folder / file).exists():
                 with contextlib.suppress(OSError):
                     (folder / file).write_text(str(value))
 
     @property
     def procs(self) -> list[str]:
-        return [str(folder / "cgroup.procs") for folder in self._folders]
+        return [str(folder / "cgroup.procs") for folder in self.folders]
 
     def members(self) -> list[int]:
         """Return all processes of the group: a process that may not write to other groups cannot leave it.
@@ -60,15 +60,9 @@ class ControlGroup:
         """
         return [int(pid) for pid in Path(self.procs[0]).read_text().split()]
 
-    @property
-    def is_limited(self) -> bool:
-        found = [(folder / file) for folder in self._folders for file in LIMITS]
-        values = [file.read_text().strip() for file in found if file.exists()]
-        return len(values) == len(LIMITS) - 1 and "max" not in values
-
     def ran_out(self) -> bool:
         """Whether the kernel has killed a process of the group for memory."""
-        for folder in self._folders:
+        for folder in self.folders:
             for file in ("memory.events", "memory.oom_control"):
                 with contextlib.suppress(OSError):
                     counts = dict(line.split() for line in (folder / file).read_text().splitlines())
@@ -92,7 +86,7 @@ class ControlGroup:
             os.close(fd)
         self.entries = ()
         end = time.monotonic() + REMOVAL_S
-        for folder in self._folders:
+        for folder in self.folders:
             while folder.exists():
                 try:
                     folder.rmdir()
@@ -145,7 +139,9 @@ def _is_usable(parents: tuple[Path, ...]) -> bool:
     try:
         words = [sys.executable, "-I", "-S", "-c", ENTER, *map(str, group.entries)]
         done = subprocess.run(words, capture_output=True, pass_fds=group.entries, check=False)
-        return done.returncode == 0 and group.is_limited
+        found = [folder / file for folder in group.folders for file in LIMITS]
+        values = [file.read_text().strip() for file in found if file.exists()]
+        return done.returncode == 0 and len(values) == len(LIMITS) - 1 and "max" not in values
     except OSError:
         return False
     finally:

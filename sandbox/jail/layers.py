@@ -57,11 +57,6 @@ def _has_account(number: int) -> bool:
     return True
 
 
-def pending_signals() -> int:
-    """Count signals that wait, and timers, of this process's user now, as the kernel counts them against a limit."""
-    return int(Path("/proc/self/status").read_text().partition("SigQ:")[2].split("/", 1)[0] or 0)
-
-
 Kind = Literal["builder", "worker", "reference"]
 
 NAMESPACES = "namespaces (bubblewrap)"
@@ -254,6 +249,8 @@ def _around(shown: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:
 
 def _limits(settings: Settings, own_users: bool) -> dict[str, int]:
     """Make the resource limits. CUDA reserves far more address space than it uses, so RLIMIT_AS is never set."""
+    # Signals that wait, and timers, of this process's user now, as the kernel counts them against the limit.
+    pending = int(Path("/proc/self/status").read_text().partition("SigQ:")[2].split("/", 1)[0] or 0)
     counted_apart = own_users and _kernel() >= COUNTED_BY_NAMESPACE
     return {
         "RLIMIT_CORE": 0,
@@ -263,7 +260,7 @@ def _limits(settings: Settings, own_users: bool) -> dict[str, int]:
         "RLIMIT_MSGQUEUE": 0,
         "RLIMIT_RTPRIO": 0,
         # Timers count too. Several children of one user share it, and where it is the judge's, with all that he runs.
-        "RLIMIT_SIGPENDING": PENDING_SIGNALS + pending_signals(),
+        "RLIMIT_SIGPENDING": PENDING_SIGNALS + pending,
         # Otherwise counted for the user over the whole machine: leave room for the others.
         "RLIMIT_NPROC": settings.processes + (0 if counted_apart else _own_threads()),
     }

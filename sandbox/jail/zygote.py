@@ -107,15 +107,15 @@ class Zygote:
     def __init__(self, form: ZygoteKey) -> None:
         self.form = form
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._capture = Capture()  # sockets are closed where this fails; a pipe would not be
+        self.capture = Capture()  # sockets are closed where this fails; a pipe would not be
         cores, imports = ",".join(map(str, form.cores)), ",".join(form.imports)
         arguments = [str(theirs.fileno()), str(os.getpid()), cores, imports]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-c", START, *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=self._capture.write_fd,
-                stderr=self._capture.write_fd,
+                stdout=self.capture.write_fd,
+                stderr=self.capture.write_fd,
                 cwd="/",
                 env={**dict(form.environment), **OWN_VARIABLES, MARK: str(os.getpid())},
                 pass_fds=(theirs.fileno(),),
@@ -126,7 +126,7 @@ class Zygote:
             raise
         finally:
             theirs.close()
-            self._capture.start()
+            self.capture.start()
         self.pid = self._process.pid
 
     @property
@@ -144,9 +144,6 @@ class Zygote:
     def is_unfit(self) -> bool:
         """Whether it has found that it cannot be forked, as another would."""
         return self._process.poll() == UNFIT
-
-    def last_words(self) -> str:
-        return self._capture.so_far()
 
     def retire(self) -> None:
         """Take no more orders. It ends once the supervisors that it has forked have ended."""
@@ -241,7 +238,7 @@ class Zygotes:
                 return
             self._failures += 1
             if zygote.is_unfit or self._failures >= FAILURES:
-                self._give_up(zygote.last_words() or why)
+                self._give_up(zygote.capture.so_far() or why)
 
     def _give_up(self, why: str) -> None:
         LOG.info("children are no longer forked, and each takes seconds to start: %s", why)
@@ -315,7 +312,9 @@ def become_a_judge(threads: int | None = None, behind: bool = False) -> None:
             Path("/proc/self/oom_score_adj").write_text("500")
     keep_freed_memory()
     rest_between_loops()
-    give_back_device_memory_whole()
+    # Let torch give back device memory of which a piece is still in use. The judge handles results of gigabytes, and a
+    # small one cut off the memory of a large one would hold all of it. Children choose for themselves.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     protect_this_process()
     ZYGOTES.find(shared_environment(threads or len(os.sched_getaffinity(0)), steady=True))
     sweep()
@@ -365,15 +364,6 @@ def rest_between_loops() -> None:
     then took three times as long as others.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-
-def give_back_device_memory_whole() -> None:
-    """Let torch give back device memory of which a piece is still in use; call it before torch uses the device.
-
-    The judge handles results of gigabytes. Where a small one is cut off the memory of a large one, the rest could not
-    be given back for as long as the small one lives. Children choose for themselves.
-    """
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
 def protect_this_process() -> None:
