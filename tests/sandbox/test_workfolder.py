@@ -14,7 +14,7 @@ from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import HeldFolder, WorkFolder, sweep
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SWEEPING = "from kernelwright.sandbox.jail.zygote import become_a_judge; become_a_judge(1)"
 HOLDING = (
     "import time; from kernelwright.sandbox.workfolder import WorkFolder; "
@@ -180,3 +180,23 @@ os._exit(0)
 def test_a_process_that_ends_with_work_in_its_threads_removes_its_folders(tmp_path):
     subprocess.run([sys.executable, "-c", CLOSING], cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, check=True)
     assert list(tmp_path.iterdir()) == []
+
+
+NOWHERE_TO_WRITE = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.workfolder import WorkFolder
+try:
+    WorkFolder()
+except MachineError as error:
+    print(error)
+"""
+
+
+def test_a_machine_without_a_folder_for_temporary_files_is_told_in_one_sentence():
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", NOWHERE_TO_WRITE],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.stdout.count("\n") == 1 and "TMPDIR" in done.stdout and "2 GiB" in done.stdout, done.stderr

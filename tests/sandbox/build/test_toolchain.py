@@ -17,8 +17,10 @@ from kernelwright.sandbox.toolchain import (
     headers_are_ready,
     missing_headers,
     prepare_headers,
+    require_headers,
+    toolchain,
 )
-from kernelwright.sandbox.verdict.errors import StageFailed
+from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from kernelwright_child.compiling import MAKING
 from tests.support.processes import ordinary_user
@@ -164,3 +166,48 @@ def test_what_another_process_makes_is_left_to_it(tools, logged):
     (message,) = logged.messages
     assert message.startswith("plain/binding.o ") and "another process" in message
     assert not headers_are_ready(tools) and mark.exists()
+
+
+LIBRARY_ALONE = "load_inline(name='a', cpp_sources=[S], no_implicit_headers=True, is_python_module=False)"
+WANTING = {
+    "load_inline by itself": "ext = load_inline(name='a', cpp_sources=[S], functions=['f'])",
+    "torch's header": f'S = "#include <torch/extension.h>"\n{LIBRARY_ALONE}',
+    "pybind's header": f'S = "# include <pybind11/pybind11.h>"\n{LIBRARY_ALONE}',
+    "Triton's launcher": "import triton\nimport triton.language as tl",
+    "Triton's launcher under Helion": "import helion\nimport helion.language as hl",
+}
+CONTENT = {"a plain library": LIBRARY_ALONE, "no extension": "import torch\nclass ModelNew: pass"}
+
+
+@pytest.mark.parametrize("source", WANTING.values(), ids=WANTING)
+def test_a_candidate_that_needs_the_missing_header_is_told_what_to_install(tmp_path, source):
+    with pytest.raises(MachineError, match=r"Python\.h; .*apt-get install"):
+        require_headers(source, tmp_path / "Python.h")
+
+
+@pytest.mark.parametrize("source", CONTENT.values(), ids=CONTENT)
+def test_a_candidate_that_needs_no_header_is_judged_without_it(tmp_path, source):
+    require_headers(source, tmp_path / "Python.h")
+
+
+def test_where_the_header_is_nothing_is_refused(tmp_path):
+    (tmp_path / "Python.h").touch()
+    for source in WANTING.values():
+        require_headers(source, tmp_path / "Python.h")
+
+
+@pytest.mark.slow
+def test_what_a_light_torch_header_hides_is_noted_and_what_it_brings_is_not(monkeypatch, tmp_path):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    toolchain.cache_clear()
+    try:
+        tools = toolchain()
+        if tools is None or not tools.is_gcc:
+            pytest.skip("the light header is made for g++, and the C++ compiler here is another")
+        with MakingHeaders(tools, ["macros"]):
+            pass
+        lacking = set((tools.light / "macros").read_text().split())
+    finally:
+        toolchain.cache_clear()
+    assert {"TORCH_LIBRARY", "TORCH_LIBRARY_IMPL", "TORCH_LIBRARY_FRAGMENT"} <= lacking
+    assert not lacking & {"TORCH_CHECK", "AT_DISPATCH_FLOATING_TYPES", "PYBIND11_MODULE", "TORCH_EXTENSION_NAME"}

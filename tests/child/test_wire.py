@@ -13,6 +13,7 @@ from kernelwright.sandbox.tensors import RawTensor, SharedMemory
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child.models import shared_tensors
+from kernelwright_child.wire import WireError, failure, refuse_unplain
 from tests.support.problems import tiny_problem
 
 SETTINGS = Settings(jail="off", threads=1)
@@ -106,3 +107,28 @@ def test_following_the_state_of_one_more_candidate_leaves_no_files_open(referenc
         theirs, own = reference.state_after(worker, values)
         assert theirs.tensors[0].tensor().tolist() == own.tensors[0].tensor().tolist() == [1.0]
     assert (open_files(reference._session), open_files(worker)) == before
+
+
+class OwnError(Exception):
+    """An exception of a candidate's."""
+
+
+def told(error):
+    try:
+        raise error
+    except Exception as caught:
+        return failure(caught)
+
+
+def test_an_exception_of_ours_is_told_without_the_name_of_its_class():
+    with pytest.raises(WireError) as caught:
+        refuse_unplain(torch.zeros(1), "cuda")
+    found = failure(caught.value)
+    assert "a tensor on cpu" in found["error"] and "on cuda" in found["error"] and "WireError" not in found["error"]
+    assert found["log"].splitlines()[-1] == found["error"]
+
+
+def test_exceptions_of_python_and_of_torch_keep_their_names():
+    assert told(KeyError("size"))["error"] == "KeyError: 'size'"
+    assert told(torch.OutOfMemoryError("CUDA out"))["error"] == "torch.OutOfMemoryError: CUDA out"
+    assert told(OwnError("it is wrong"))["error"].endswith("OwnError: it is wrong")

@@ -1,4 +1,4 @@
-"""Whole models in float64, whatever they hold and wherever they hold it; afterwards they are what they were."""
+"""The float64 result is one, whatever types a reference names on its way."""
 
 import math
 
@@ -6,7 +6,76 @@ import pytest
 import torch
 from torch import nn
 
-from kernelwright_child.models import widened, widened_value
+from kernelwright_child.models import cast_inputs, cast_model, widened, widened_value
+
+DTYPES = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+
+
+@DTYPES
+def test_floating_inputs_are_cast_and_all_others_stay(dtype):
+    given = [torch.randn(3), torch.arange(3), torch.tensor([True]), torch.randn(2, dtype=torch.complex64), 7, None]
+    found = cast_inputs(given, dtype)
+    assert found[0].dtype == getattr(torch, dtype)
+    assert all(one is other for one, other in zip(found[1:], given[1:], strict=True))
+
+
+@DTYPES
+def test_what_lies_in_lists_tuples_and_dictionaries_is_cast_too(dtype):
+    (nested,) = cast_inputs([{"a": [torch.randn(2), (torch.randn(1), torch.arange(2))], "b": 1.5}], dtype)
+    wanted = getattr(torch, dtype)
+    assert nested["a"][0].dtype == wanted and nested["a"][1][0].dtype == wanted
+    assert nested["a"][1][1].dtype == torch.int64 and nested["b"] == 1.5
+
+
+def test_without_a_dtype_nothing_is_touched():
+    given, model = [torch.randn(2, dtype=torch.float64)], torch.nn.Linear(2, 2).double()
+    cast_model(model, None)
+    assert cast_inputs(given, None) is given
+    assert model.weight.dtype == torch.float64
+
+
+@DTYPES
+def test_floating_weights_and_buffers_are_cast_and_counters_stay(dtype):
+    model = torch.nn.BatchNorm1d(3)
+    cast_model(model, dtype)
+    assert model.weight.dtype == model.running_mean.dtype == getattr(torch, dtype)
+    assert model.num_batches_tracked.dtype == torch.int64
+
+
+X = torch.rand(100, dtype=torch.float64)
+NAMING = {
+    "float()": lambda x: x.float() * 3,
+    "half()": lambda x: x.half() * 3,
+    "to(dtype)": lambda x: x.to(torch.bfloat16) * 3,
+    "to(dtype=...)": lambda x: x.to(dtype=torch.float32) * 3,
+    "a dtype for a sum": lambda x: torch.sum(x * 3, dtype=torch.float32),
+    "a new tensor of a dtype": lambda x: torch.full((100,), 3.0, dtype=torch.float32) * x,
+    "a new tensor of no dtype": lambda x: torch.full((100,), 3.0) * x,
+    "softmax in a dtype": lambda x: torch.softmax(x, 0, dtype=torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", NAMING)
+def test_arithmetic_is_wide(name):
+    with widened():
+        found = NAMING[name](X)
+    assert found.dtype == torch.float64
+
+
+def test_casts_integers_and_bits_are_what_they_were():
+    with widened():
+        assert torch.equal(X.float().half().bfloat16(), X)
+    with widened():
+        assert X.to(torch.int64).dtype == torch.int64
+    with widened():
+        assert torch.zeros(4, dtype=torch.int32).view(torch.float32).dtype == torch.float32
+
+
+def test_afterwards_the_default_is_what_it_was():
+    with widened():
+        pass
+    assert torch.zeros(1).dtype == torch.float32
+
 
 ROWS, WIDTH = 6, 16
 
