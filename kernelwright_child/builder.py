@@ -147,7 +147,6 @@ class Index:
         return self.entries.get(keys.whole) or self.entries.get(keys.essence)
 
     def add(self, keys: Keys, entry: Entry) -> None:
-        """Write the entry at once, since the process may end next."""
         self.entries |= dict.fromkeys(keys, entry)
         self.save()
 

@@ -41,8 +41,6 @@ class CudaError(Exception):
 
 
 class NoDriver(CudaError):
-    """There is no CUDA driver on this machine."""
-
     def __init__(self, why: str) -> None:
         super().__init__("loading libcuda", -1, why)
 
@@ -174,11 +172,11 @@ class Context:
 
     @property
     def architecture(self) -> str:
-        """As `9.0`: what TORCH_CUDA_ARCH_LIST takes."""
+        """The compute capability as TORCH_CUDA_ARCH_LIST takes it: `9.0`."""
         return f"{self.attribute('major')}.{self.attribute('minor')}"
 
     def free_bytes(self) -> tuple[int, int]:
-        """Free and total device memory."""
+        """Return free and total device memory."""
         free, total = c_size_t(), c_size_t()
         call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value, total.value
@@ -203,12 +201,10 @@ def begin_context(ordinal: int = 0) -> threading.Thread:
 
 
 def synchronize() -> None:
-    """Wait until all work of the current context is done."""
     call("cuCtxSynchronize")
 
 
 def allocate(size: int) -> int:
-    """Device memory that nobody else can have."""
     address = c_uint64()
     call("cuMemAlloc_v2", byref(address), c_size_t(size))
     return address.value
@@ -244,15 +240,13 @@ class Stream:
         call("cuStreamCreate", byref(self._stream), c_uint(NON_BLOCKING))
 
     def copy(self, target: int, source: int, size: int) -> None:
-        """Device to device."""
         call("cuMemcpyDtoDAsync_v2", c_uint64(target), c_uint64(source), c_size_t(size), self._stream)
 
     def fill(self, target: int, word: int, count: int) -> None:
-        """`count` 32-bit words."""
+        """Fill `count` 32-bit words."""
         call("cuMemsetD32Async", c_uint64(target), c_uint(word), c_size_t(count), self._stream)
 
     def fill_bytes(self, target: int, byte: int, count: int) -> None:
-        """`count` bytes."""
         call("cuMemsetD8Async", c_uint64(target), ctypes.c_ubyte(byte), c_size_t(count), self._stream)
 
     def gather(self, target: int, source: int, pitch: int, rows: int) -> None:
@@ -264,12 +258,10 @@ class Stream:
         call("cuMemcpy2DAsync_v2", byref(copy), self._stream)
 
     def record(self, event: CudaEvent) -> None:
-        """Put a mark behind what was issued so far."""
         call("cuEventRecord", event.event, self._stream)
 
     @property
     def handle(self) -> int:
-        """The stream as other libraries take it."""
         return int(self._stream.value or 0)
 
     @property
@@ -299,8 +291,6 @@ def write_value(stream: int, address: int, value: int) -> None:
 
 
 class CudaEvent:
-    """A point in time on the device."""
-
     def __init__(self) -> None:
         self.event = c_void_p()
         call("cuEventCreate", byref(self.event), c_uint(0))
@@ -318,7 +308,7 @@ class CudaEvent:
 
 
 def copy(target: int, source: int, size: int) -> None:
-    """Device to device, in the order of the default stream."""
+    """Copy from device to device, in the order of the default stream."""
     if size:
         call("cuMemcpyDtoD_v2", c_uint64(target), c_uint64(source), c_size_t(size))
 
@@ -446,7 +436,7 @@ def chain_obstacle(ordinal: int = 0) -> str:
 
 
 def address_range(address: int) -> tuple[int, int]:
-    """First address and size of the allocation that holds an address."""
+    """Return first address and size of the allocation that holds an address."""
     base, size = c_uint64(), c_size_t()
     call("cuMemGetAddressRange_v2", byref(base), byref(size), c_uint64(address))
     return base.value, size.value
@@ -467,7 +457,6 @@ def ipc_handle(base: int) -> bytes:
 
 
 def ipc_open(handle: bytes) -> int:
-    """Map another process's allocation."""
     if len(handle) != HANDLE_BYTES:
         raise ValueError(f"a handle of {len(handle)} bytes, where {HANDLE_BYTES} are wanted")
     address = c_uint64()

@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _trial(plan: dict[str, Any]) -> Callable[[], object]:
-    """Something small that is right: whether the tool works here at all."""
+    """Return a small correct call: whether the tool works here at all."""
     values = torch.ones(2**20, device=plan["device"])
     return lambda: values.mul_(2)
 

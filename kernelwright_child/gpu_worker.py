@@ -98,7 +98,6 @@ class OnDevice:
         return {"switches": switches}
 
     def lend(self, message: Message, fds: list[int]) -> Message:
-        """Map the device memory that inputs will appear in."""
         self.worker.shared = []
         if hasattr(self.worker, "draw_values"):  # a candidate may keep a view of what it was lent, and is not trusted
             self._give_back()
@@ -143,7 +142,6 @@ class OnDevice:
             return self.timed(lambda arguments: self._run(*arguments), message)
 
     def backward(self, message: Message, fds: list[int]) -> Message:
-        """Run forward and backward in the same way."""
         return self.timed(self._differentiated, message)
 
     def lend_flags(self, message: Message, fds: list[int]) -> Message:
@@ -220,7 +218,6 @@ class OnDevice:
         return self.timed(lambda arguments: result.fill_(1), {"arguments": {"l": []}})
 
     def state(self, message: Message, fds: list[int]) -> Message:
-        """Show the model's buffers as they are now, like outputs."""
         self.worker.state(message, fds)
         torch.cuda.synchronize()
         return self._shown(self.worker.results)
@@ -239,7 +236,6 @@ class OnDevice:
             return {"kernels": kernels_of(lambda: self._run(*arguments))[:64]}
 
     def answered(self, arguments: Any, differentiated: bool) -> Any:
-        """Return the model's result for the arguments, with gradients or without."""
         return self._differentiated(arguments) if differentiated else self._run(*arguments)
 
     def _run(self, *arguments: Any) -> Any:
@@ -301,7 +297,6 @@ class Drawing:
         }
 
     def policy(self, message: Message, fds: list[int]) -> Message:
-        """Set torch's precision switches again; return what they are."""
         return {"switches": fix_precision(message["precision"])}
 
     def layout(self, message: Message, fds: list[int]) -> Message:
@@ -362,12 +357,10 @@ class Drawing:
         }
 
     def exact_call(self, message: Message, fds: list[int]) -> Message:
-        """Call the model once in float64, floating inputs widened."""
         with torch.no_grad():
             return self._exact(lambda model, arguments: self._reference.called(arguments, message), message)
 
     def exact_backward(self, message: Message, fds: list[int]) -> Message:
-        """Run forward and backward in the same way."""
         order = self._reference.order
         return self._exact(lambda model, values: differentiate(model, weights_of(model, order), values), message)
 

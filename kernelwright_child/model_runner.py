@@ -124,7 +124,6 @@ class ModelRunner:
         return {"how": "by name" if by_name else "by order"}
 
     def lend(self, message: Message, fds: list[int]) -> Message:
-        """Map the memory that inputs will appear in."""
         self.shared = shared_tensors(fds[0], message["specs"])
         return {}
 
@@ -180,7 +179,6 @@ class ModelRunner:
         return {}
 
     def with_state(self, result: Any) -> Any:
-        """Return a result together with the followed weights."""
         state = {label: getattr(module, name) for label, module, name, *_ in self.followed if label}
         return {wire.RESULT: result} | state if state else result
 

@@ -231,7 +231,6 @@ class Held:
         self._values = [(data, data.clone()) for _, data in self._tensors if data.dtype not in NARROW]
 
     def widen(self) -> None:
-        """Give all narrow tensors float64 values."""
         for tensor, data in self._tensors:
             tensor.grad = None
             if data.dtype in NARROW:
@@ -248,7 +247,6 @@ class Held:
         return tree_map(own, results)
 
     def put_back(self) -> None:
-        """Restore everything: the same tensors at the same places, with the same values."""
         for attributes, former in self._attributes:
             attributes.clear()
             attributes.update(former)

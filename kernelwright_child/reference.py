@@ -223,7 +223,6 @@ class Reference(ModelRunner):
         return {wire.RESULT: result} | changes if changes else result
 
     def exact_call(self, message: Message, fds: list[int]) -> Message:
-        """Call the model in float64 on the shared inputs, floating ones widened."""
         self.results = None
         with torch.no_grad(), widened(self.model) as own:
             self.results = own(self.called(self._widened(message), message))
@@ -274,7 +273,6 @@ class Alive(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Sequence[Any] = (), options: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation, then count what it has made."""
         result = function(*arguments, **(options or {}))
         if function is torch.ops.aten.convolution.default:
             taken = _scratch(arguments[0], arguments[1], result, arguments[6])

@@ -25,8 +25,6 @@ from torch.utils.flop_counter import flop_registry
 
 
 class Arithmetic(NamedTuple):
-    """Operations of one product."""
-
     direct: int
     """Of the direct algorithm, without what falls outside the image or between the strides."""
     least: int
@@ -42,7 +40,6 @@ NOTHING = Arithmetic(0, 0)
 
 
 def product(batch: int, rows: int, inner: int, columns: int) -> Arithmetic:
-    """Count a batch of products of [rows, inner] and [inner, columns]."""
     return Arithmetic(2 * batch * rows * inner * columns, int(2 * batch * fewest(rows, inner, columns)))
 
 
@@ -375,7 +372,6 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Sequence[Any] = (), options: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation as it would be, then note it."""
         options = options or {}
         result = function(*arguments, **options)
         if function.namespace == "prim":  # asks for a tensor's device or the like

@@ -110,7 +110,6 @@ class Guest:
         return [self._pid, *offspring(self._pid), *offspring(os.getpid())]
 
     def ending(self) -> str:
-        """Collect what has ended; return how the child did, empty while it lives."""
         _reap(self._pid)
         if not self._told.poll(0):
             return ""
@@ -338,7 +337,7 @@ def resident(pid: int) -> int:
 
 
 def _nameless(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield open regular files that were unlinked: which one, and its bytes."""
+    """Yield open regular files that were unlinked: device and number, and bytes."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
     except OSError:

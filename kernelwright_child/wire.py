@@ -50,7 +50,6 @@ class NoRoom(WireError):
 
 
 def send(channel: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-    """Send one message, with open descriptors if any."""
     data = json.dumps(message).encode()
     if len(data) > PACKET_BYTES:
         raise WireError(f"a message of {len(data)} bytes is longer than {PACKET_BYTES}")
@@ -190,7 +189,6 @@ def failure(error: BaseException, **more: Any) -> Message:
 
 
 def causes(error: BaseException | None) -> list[BaseException]:
-    """Return the error, and those that it was raised over."""
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)

@@ -218,7 +218,6 @@ class _Birth:
         os._exit(0)
 
     def keep(self, lifeline: int, status: int) -> NoReturn:
-        """Be the supervisor, with the child below."""
         self._libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         supervisor.handle_signals(self._libc, supervisor.IGNORE)
         plan = self._order["plan"]

@@ -27,6 +27,8 @@ from kernelwright.sandbox.storage import (
 from kernelwright.sandbox.toolchain import Toolchain, headers_are_ready, toolchain
 from kernelwright_child.compiling import REPORT
 
+LOG = logging.getLogger(__name__)
+
 MAX_BYTES = 256 * 1024
 MAX_LINES = 64
 LONGEST_WAY = 200
@@ -81,7 +83,6 @@ def read_record(work_folder: Path) -> BuildRecord:
     return BuildRecord(compilations=tuple(found))
 
 
-LOG = logging.getLogger(__name__)
 INDEX = "built.json"
 """The builder's list of what it built, see `kernelwright_child.builder`; it imports torch, and is not imported
 here."""

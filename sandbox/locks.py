@@ -29,6 +29,8 @@ from typing import NamedTuple
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright_child.supervisor import descendants
 
+LOG = logging.getLogger(__name__)
+
 OWN = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 EVERYBODYS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -99,7 +101,6 @@ def _useless(path: Path, why: str) -> MachineError:
     )
 
 
-LOG = logging.getLogger(__name__)
 POLL_S = 0.02
 TOLD_AFTER_S = 1.0
 """Who waits for longer says so."""
@@ -244,8 +245,6 @@ def _lock(path: Path, what: str, waiting: WaitLimit, everybodys: bool = False) -
 
 
 class _Lock:
-    """An open lock file, with the places that were taken on it."""
-
     def __init__(self, fd: int, what: str, waiting: WaitLimit) -> None:
         self._fd, self._what, self._waiting = fd, what, waiting
         self._places: list[int] = []

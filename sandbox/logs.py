@@ -49,7 +49,6 @@ _DEEP_PATH = re.compile(r"(?:/[^\s:/'\"]+){3,}/(?=[^\s:/'\"]+)")
 
 
 def names_an_error(log: str) -> bool:
-    """Whether the log holds a compiler's or linker's error."""
     return any(_ERROR.search(line) and "Error building extension" not in line for line in _useful(log))
 
 

@@ -22,6 +22,8 @@ from typing import Any, ClassVar, NamedTuple
 from kernelwright.sandbox.machine import versions
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 
+LOG = logging.getLogger(__name__)
+
 
 def write_atomically(path: Path, text: str, mode: int | None = None) -> None:
     """Replace the file's text, in UTF-8; on disk when this returns. Raises `OSError` and leaves no scrap behind."""
@@ -39,7 +41,6 @@ def write_atomically(path: Path, text: str, mode: int | None = None) -> None:
         raise
 
 
-LOG = logging.getLogger(__name__)
 VARIABLE = "KERNELWRIGHT_CACHE"
 UNFINISHED = ".making-"
 MARK = "entry.json"

@@ -57,7 +57,7 @@ class DeviceBytes:
     """Bytes in device memory that only the judge has."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        """Over a contiguous tensor of bytes."""
+        """Hold a contiguous tensor of bytes."""
         self.tensor = tensor
 
     def __len__(self) -> int:
@@ -98,8 +98,6 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class RawTensor(NamedTuple):
-    """The bytes of a contiguous tensor, with what is needed to read them."""
-
     dtype: str
     shape: tuple[int, ...]
     data: bytearray | DeviceBytes
@@ -127,7 +125,6 @@ class RawTensor(NamedTuple):
 
     @property
     def on_host(self) -> bytearray:
-        """The bytes, where they are the host's."""
         assert isinstance(self.data, bytearray)
         return self.data
 
@@ -158,7 +155,7 @@ class Values(NamedTuple):
         return self._replace(tensors=tuple(raw.copied() for raw in self.tensors))
 
     def owned(self) -> "Values":
-        """Return the same, once everything that a child only shows is a copy."""
+        """Copy all that a child only shows."""
         for raw in self.tensors:
             if isinstance(raw.data, ShownBytes):
                 raw.data.own()
@@ -166,7 +163,6 @@ class Values(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of all tensors."""
         return sum(len(raw.data) for raw in self.tensors)
 
 
@@ -230,7 +226,6 @@ class _Walk:
         self.labels: list[str] = []
 
     def over(self, node: dict[str, Any], path: str) -> Any:
-        """Return the shape of a node; note tensors and labels."""
         ((kind, body),) = node.items()
         if kind == "t":
             self.tensors.append(self._given[body])
@@ -390,7 +385,7 @@ def require_plain(dtype: str, shape: list[int], stride: list[int]) -> None:
 
 
 def _span(shape: list[int], stride: list[int]) -> int:
-    """Elements from the first to the last, those between them included."""
+    """Count elements from the first to the last, those between them included."""
     return 1 + sum((max(1, size) - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
@@ -419,7 +414,6 @@ def _read(pid: int, place: Described) -> RawTensor:
 
 
 def read_bytes(pid: int, address: int, length: int) -> bytearray:
-    """`length` bytes of another process's memory."""
     buffer = bytearray(length)
     done = 0
     while done < length:
@@ -470,7 +464,6 @@ class SharedMemory:
 
     @property
     def size(self) -> int:
-        """Bytes of all tensors."""
         return sum(self._sizes)
 
     def write(self, tensors: Iterable[RawTensor]) -> None:
@@ -502,7 +495,7 @@ class SharedMemory:
 
 
 def _differs(memory: mmap.mmap, data: bytearray, offset: int, size: int) -> bool:
-    """Compared where they lie: a slice of a mapping would be a copy of it."""
+    """Compare where they lie: a slice of a mapping would be a copy of it."""
     if not size:
         return False
     mine, theirs = ctypes.c_char.from_buffer(memory, offset), ctypes.c_char.from_buffer(data)

@@ -37,6 +37,8 @@ from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.workfolder import HeldFolder
 from kernelwright_child.compiling import MAKING, are_optimised, is_being_made
 
+LOG = logging.getLogger(__name__)
+
 LIGHT, GLUE = (Path(__file__).with_name("headers") / name for name in ("light", "glue"))
 """What stands in for torch's headers and pybind11's templates, and what that is linked with; C++."""
 COMPILER_BYTES = 1500 * 2**20
@@ -223,7 +225,6 @@ def _put(path: Path, text: str, mode: int) -> None:
 
 # The making of the light header: parts that are absent are made beside a build, to their end whatever becomes of it.
 
-LOG = logging.getLogger(__name__)
 TIMEOUT_S = 3000
 """By the wall clock, of one compiler of ours: the machine may be busy."""
 POLL_S = 0.05
@@ -266,7 +267,6 @@ class MakingHeaders:
         return self
 
     def is_going_on(self) -> bool:
-        """Whether any of it is being made, here or by another process."""
         return any(is_being_made(str(self._folder / name)) for name in self._names)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -165,7 +165,6 @@ class WorkFolder:
         }
 
     def close(self) -> None:
-        """Remove the folder with all that is in it; its children must have ended."""
         self._held.close()
 
 
@@ -308,7 +307,6 @@ def _idle_s(path: Path) -> float:
 
 
 def _mounts() -> tuple[str, ...]:
-    """Return where something is mounted, as this process sees it."""
     lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     return tuple(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[4]) for line in lines)
 

@@ -61,7 +61,7 @@ class ControlGroup:
         return [int(pid) for pid in Path(self.procs[0]).read_text().split()]
 
     def ran_out(self) -> bool:
-        """Whether the kernel has killed a process of the group for memory."""
+        """Whether the kernel has killed one of its processes for memory."""
         for folder in self.folders:
             for file in ("memory.events", "memory.oom_control"):
                 with contextlib.suppress(OSError):
@@ -131,7 +131,6 @@ def places(root: Path, own: dict[str, str]) -> Iterator[tuple[Path, ...]]:
 
 
 def _is_usable(parents: tuple[Path, ...]) -> bool:
-    """Whether a limited group can really be made there, and entered."""
     try:
         group = ControlGroup(parents, 2**30, 64)
     except OSError:

@@ -40,7 +40,6 @@ def unused_user() -> int | None:
 
 
 def _is_mapped(number: int) -> bool:
-    """Whether this user namespace knows the number, both as user and as group."""
     return all(_holds(Path(f"/proc/self/{kind}_map").read_text(), number) for kind in ("uid", "gid"))
 
 
@@ -307,5 +306,4 @@ def landlock_layer() -> str:
 
 @cache
 def landlock_abi() -> int:
-    """Return the landlock version of this kernel; 0 where there is none."""
     return confine.landlock_abi(ctypes.CDLL(None, use_errno=True))

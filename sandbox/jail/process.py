@@ -131,7 +131,6 @@ class StartedSupervisor:
         self.pid = process.pid
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until it has ended; raises `subprocess.TimeoutExpired`."""
         if self._process.returncode is None and timeout is not None:
             fd = os.pidfd_open(self.pid)
             try:
@@ -162,7 +161,6 @@ class ForkedSupervisor:
         return int(CREDENTIALS.unpack(ancillary[0][2])[0]) if data else -1
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until it has ended; raises `subprocess.TimeoutExpired`."""
         poll = select.poll()
         poll.register(self._meeting, 0)  # the end of the connection is always reported
         if not poll.poll(None if timeout is None else 1000 * timeout):

@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 from kernelwright.sandbox.machine import CHILD_ROOT
 from kernelwright.sandbox.workfolder import shared_environment, sweep
 
+LOG = logging.getLogger("kernelwright.sandbox.jail")
+
 KEPT_BYTES = 64 * 1024
 """How much of the head, and how much of the tail, is kept."""
 
@@ -66,7 +68,6 @@ class Capture:
         return (bytes(self._head) + middle + bytes(self._tail)).decode(errors="replace")
 
 
-LOG = logging.getLogger("kernelwright.sandbox.jail")
 START = (
     f"import sys; sys.path.insert(0, {str(CHILD_ROOT)!r}); "
     "from kernelwright_child.zygote import main; main(sys.argv[1:])"
@@ -92,8 +93,6 @@ class ZygoteGone(Exception):
 
 
 class ZygoteKey(NamedTuple):
-    """The properties that make a zygote the right one."""
-
     environment: tuple[tuple[str, str], ...]
     cores: tuple[int, ...]
     torch: tuple[int, ...]
@@ -251,7 +250,6 @@ class Zygotes:
         self._found, self._retired = {}, []
 
     def close(self) -> None:
-        """End all of them; those needed later are started again."""
         with self._lock:
             for zygote in (*self._found.values(), *self._retired):
                 zygote.close()
