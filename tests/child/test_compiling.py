@@ -40,10 +40,10 @@ def plan(tmp_path):
     """A light header with what belongs to it, for sources that are not optimised; the stock one lies in `stock`."""
     texts = {"light/kernelwright/core.h": CORE, "light/kernelwright/module.h": MODULE, "macros": "STOCK_MACRO"}
     for name, text in (texts | {"stock/torch/extension.h": STOCK, "torch/ATen/ops/empty.h": ""}).items():
-        path = tmp_path / ("shelf" if name in texts else "") / name
+        path = tmp_path / ("headers" if name in texts else "") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    glue = tmp_path / "shelf" / "plain"
+    glue = tmp_path / "headers" / "plain"
     glue.mkdir()
     for name, text in {"factories": "int glue() { return 7; }", "binding": "int bound;"}.items():
         (glue / f"{name}.cpp").write_text(text)
@@ -51,7 +51,7 @@ def plan(tmp_path):
     return {
         "cxx": "g++",
         "linker": "",
-        "light": str(tmp_path / "shelf"),
+        "light": str(tmp_path / "headers"),
         "torch_include": str(tmp_path / "torch"),
         "known_folders": [str(tmp_path / "stock")],
         "report": str(tmp_path / "report"),

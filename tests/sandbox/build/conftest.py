@@ -5,7 +5,7 @@ from kernelwright.sandbox.toolchain import prepare_headers, toolchain
 
 
 @pytest.fixture(scope="session")
-def shelf(tmp_path_factory):
+def prepared(tmp_path_factory):
     """A fresh cache with the light header; other tests of this session share it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("cache")))

@@ -14,7 +14,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="session")
-def both(shelf, tmp_path_factory):
+def both(prepared, tmp_path_factory):
     return both_ways(tmp_path_factory.mktemp("corpus"), toolchain().plan(2**33))
 
 

@@ -31,7 +31,7 @@ class ModelNew(torch.nn.Module):
 
 
 @pytest.fixture(scope="session")
-def plan(shelf):
+def plan(prepared):
     return toolchain().plan(2**33)
 
 
@@ -68,9 +68,9 @@ def test_a_source_that_clashes_with_the_stock_header_does_not_slip_through_with_
 
 
 @pytest.fixture(scope="session")
-def jailed(plan, shelf):
+def jailed(plan, prepared):
     folder = WorkFolder()
-    header = next(shelf.folder.rglob("light/kernelwright/core.h"))
+    header = next(prepared.folder.rglob("light/kernelwright/core.h"))
     source = folder.write("candidate.py", CANDIDATE.replace("HEADER", repr(str(header))))
     with Session("builder", folder, Settings()) as session:
         session.greet()

@@ -1,4 +1,4 @@
-"""The shelf of the light header, with a compiler that writes nothing into whatever it is asked for."""
+"""The making of the light header, with a compiler that writes nothing into whatever it is asked for."""
 
 import fcntl
 import logging
@@ -59,7 +59,7 @@ def test_the_header_brings_what_the_stock_one_brings_and_notes_the_macros_that_o
     assert (tools.light / "macros").read_text() == "MORE"
 
 
-def test_a_shelf_that_is_closed_to_this_user_has_nothing(tools):
+def test_a_folder_of_headers_that_is_closed_to_this_user_has_nothing(tools):
     assert prepare_headers(tools)
     folder = tools.folder.parent
     folder.chmod(0)
