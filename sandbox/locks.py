@@ -102,12 +102,12 @@ def _useless(path: Path, why: str) -> MachineError:
 
 
 POLL_S = 0.02
-TOLD_AFTER_S = 1.0
-"""Who waits for longer says so."""
+REPORT_AFTER_S = 1.0
+"""Waiting for longer is reported."""
 MEASURING_S = 600.0
 """The longest that anybody waits to measure the processors."""
 LOOKS, LOOK_S, REPORT_S = 5, 0.1, 10.0
-"""So many looks at the load, so far apart, are one; how often it is reported that it is waited for."""
+"""Looks at the load that count as one, and seconds between them; seconds between reports of waiting."""
 RAN_ON = 36
 """The core that a thread was last on, among the fields of its `stat` from the state on."""
 DOORS = 2**20
@@ -121,14 +121,14 @@ WHOLE = 0
 class WaitLimit(NamedTuple):
     limit_s: float | None = None
     stopped: Callable[[], bool] = lambda: False
-    """Asked again and again: whether nobody wants the turn any more."""
+    """Asked repeatedly: whether nobody wants the lock any more."""
 
 
 PATIENT = WaitLimit()
 
 
 @contextmanager
-def processor_turn(cores: tuple[int, ...], shared: bool = False, waiting: WaitLimit = PATIENT) -> Iterator[None]:
+def processor_lock(cores: tuple[int, ...], shared: bool = False, waiting: WaitLimit = PATIENT) -> Iterator[None]:
     """Keep others from timing on these cores, and from measuring; shared, others may share them.
 
     Not to be nested, nor to be held around `measuring`. Raises `MachineError` where the waiting is stopped.
@@ -148,13 +148,13 @@ def measuring(wait_s: float = MEASURING_S) -> Iterator[None]:
         yield
 
 
-def meet_load(cores: tuple[int, ...], threads: int, wait: bool, waiting: WaitLimit = PATIENT) -> None:
+def report_load(cores: tuple[int, ...], threads: int, wait: bool, waiting: WaitLimit = PATIENT) -> None:
     """Report others that compute on these cores where this many threads are timed; with `wait`, wait for their end.
 
     Hold the timing lock meanwhile: nothing of ours runs then. Raises `MachineError` where the waiting is stopped.
     """
     start, reported_s = time.monotonic(), -REPORT_S
-    if not wait and "load" in _TOLD:
+    if not wait and "load" in _REPORTED:
         return
     while found := _disturbance(cores, threads):
         waited_s = time.monotonic() - start
@@ -204,7 +204,7 @@ def device_path(uuid: str) -> Path:
     return folder / f"kernelwright-{uuid}.lock"
 
 
-class DeviceTurn:
+class DeviceLock:
     """One judge a GPU. Held until `close` or the end of this process, however it ends."""
 
     def __init__(self, uuid: str, waiting: WaitLimit) -> None:
@@ -263,17 +263,17 @@ class _Lock:
 
     def _wait_for(self, byte: int, place: int, shared: bool = False) -> None:
         while not try_lock_byte(self._fd, byte, shared):
+            who = _named(self._fd, place)
             if not self._is_logged:
                 self._is_logged = True
-                LOG.info("waiting for %s: %s has it", self._what, _named(self._fd, place))
+                LOG.info("waiting for %s: %s has it", self._what, who)
             waited_s, limit_s = time.monotonic() - self._since, self._waiting.limit_s
             if self._waiting.stopped():
                 raise MachineError(f"the judging was stopped before its turn on {self._what} came")
             if limit_s is not None and waited_s > limit_s:
-                who = _named(self._fd, place)
                 raise MachineError(f"{self._what} has been taken by {who} for {limit_s:.0f} s; wait for it or end it")
-            if waited_s > TOLD_AFTER_S:
-                _tell(_named(self._fd, place), self._what)
+            if waited_s > REPORT_AFTER_S and who != _own_name():  # threads of one process wait silently
+                _report_once((who, self._what), f"{who} is judging on {self._what}; this one waits for its turn")
             time.sleep(POLL_S)
 
     def forget(self) -> None:
@@ -292,17 +292,11 @@ def _own_name() -> str:
     return f"process {os.getpid()}"
 
 
-def _tell(who: str, what: str) -> None:
-    """Report each that is waited for, once. Threads of one process wait for each other silently."""
-    if who != _own_name():
-        _report_once((who, what), f"{who} is judging on {what}; this one waits for its turn")
-
-
 def _report_once(about: object, line: str) -> None:
-    with _TELLING:
-        if about in _TOLD:
+    with _REPORTING:
+        if about in _REPORTED:
             return
-        _TOLD.add(about)
+        _REPORTED.add(about)
     print(f"kernelwright: {line}", file=sys.stderr, flush=True)
 
 
@@ -321,5 +315,5 @@ def _close_all() -> None:
 
 _OPEN: set[int] = set()
 """Lock files that this process has open."""
-_TOLD: set[object] = set()
-_TELLING = threading.Lock()
+_REPORTED: set[object] = set()
+_REPORTING = threading.Lock()

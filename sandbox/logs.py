@@ -111,7 +111,7 @@ def _cut(text: str) -> str:
 
 
 OURS = "kernelwright"
-"""The logger above all of ours; without `tell_logs` it is silent, but for what a program has set up by itself."""
+"""The logger above all of ours; without `show_logs` it is silent, but for what a program has set up by itself."""
 VARIABLE = "KERNELWRIGHT_LOG"
 """The environment variable that says a level to the processes of ours that judge: INFO or DEBUG."""
 FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
@@ -125,7 +125,7 @@ class StandardError(logging.Handler):
         print(escaped(self.format(record)), file=sys.stderr, flush=True)
 
 
-def tell_logs(level: str) -> None:
+def show_logs(level: str) -> None:
     """Print what is logged at this level and above, here and in the processes of ours that are started from now on."""
     ours = logging.getLogger(OURS)
     if not any(isinstance(handler, StandardError) for handler in ours.handlers):
@@ -136,8 +136,8 @@ def tell_logs(level: str) -> None:
     os.environ[VARIABLE] = level
 
 
-def tell_logs_as_asked() -> None:
+def show_logs_as_asked() -> None:
     """Log as the process of ours does that has started this one. An unknown level is ignored."""
     level = os.environ.get(VARIABLE, "")
     if level in logging.getLevelNamesMapping():
-        tell_logs(level)
+        show_logs(level)

@@ -32,7 +32,7 @@ def peaks_here(gpu: bool, threads: int, store: Store | None = None) -> Peaks:
     """Return the peaks of the first GPU, or of the processor with so many threads; measure them where none are kept.
 
     Of several processes that want the processor's one measures, once nothing is timed on this machine, and the others
-    wait for it: do not call it inside a `processor_turn`. On a GPU hold the device's lock. Raises `MachineError`.
+    wait for it: do not call it inside a `processor_lock`. On a GPU hold the device's lock. Raises `MachineError`.
     """
     store = store or Store("peaks")
     try:

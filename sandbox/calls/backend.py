@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.jail.layers import Kind
-from kernelwright.sandbox.locks import PATIENT, WaitLimit, processor_turn
+from kernelwright.sandbox.locks import PATIENT, WaitLimit, processor_lock
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import WorkFolder
 
@@ -59,7 +59,7 @@ def timing_turn(settings: Settings, waiting: WaitLimit) -> AbstractContextManage
 
     What runs on a GPU is timed beside builds, and beside what other GPUs' judges do on the same cores.
     """
-    return processor_turn(settings.cores, shared=settings.gpu, waiting=waiting)
+    return processor_lock(settings.cores, shared=settings.gpu, waiting=waiting)
 
 
 def build_turn(settings: Settings, waiting: WaitLimit) -> AbstractContextManager[None]:
@@ -69,7 +69,7 @@ def build_turn(settings: Settings, waiting: WaitLimit) -> AbstractContextManager
     """
     if settings.gpu or settings.threads < len(settings.cores):
         return nullcontext()
-    return processor_turn(settings.cores, shared=True, waiting=waiting)
+    return processor_lock(settings.cores, shared=True, waiting=waiting)
 
 
 def architecture(settings: Settings) -> str:

@@ -16,7 +16,7 @@ from kernelwright.sandbox.calls.timeouts import WALL, ImportTimeout
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.given import GivenProblem, GivenSource, candidate_given, checked_source, problem_of
 from kernelwright.sandbox.judge.stages import Built, Spare, build_key, built_by, shortcuts_for, with_late_builds
-from kernelwright.sandbox.locks import WaitLimit, meet_load
+from kernelwright.sandbox.locks import WaitLimit, report_load
 from kernelwright.sandbox.logs import build_reason, names_an_error, trim_build_log, trim_traceback
 from kernelwright.sandbox.machine import needs_device, versions, versions_used
 from kernelwright.sandbox.timing.baselines import Baselines
@@ -159,7 +159,7 @@ class Judge:
                     self._floors.of(self._baselines.first)  # what it may measure takes all processors
                 turn.enter_context(timing_turn(self.settings, self._waiting))
                 threads = 2 if self.settings.gpu else self.settings.threads  # the judge, and a child that issues work
-                meet_load(self.settings.cores, threads, self.settings.wait_quiet, self._waiting)
+                report_load(self.settings.cores, threads, self.settings.wait_quiet, self._waiting)
                 with self._looking(built), self._memory_watched(built):
                     measurement = with_late_builds(built, self.settings, lambda: self._measured(built, turn, beat))
             except StageFailed as stop:

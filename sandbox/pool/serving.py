@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Any
 
 from kernelwright.sandbox.jail.zygote import become_a_judge, imports_that_stay
-from kernelwright.sandbox.logs import tell_logs_as_asked
+from kernelwright.sandbox.logs import show_logs_as_asked
 from kernelwright.sandbox.pool.devices import WorkerOptions
 from kernelwright.sandbox.pool.protocol import Answer, Question
 from kernelwright.sandbox.workfolder import close_all
@@ -95,7 +95,7 @@ def main() -> None:
     os.dup2(2, 1)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    tell_logs_as_asked()
+    show_logs_as_asked()
     order = WorkerOptions.model_validate_json(sys.argv[2])
     order.settle()
     settings = order.settings()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright import Judging, JudgingError, judge_all, load_problem
-from kernelwright.sandbox.locks import processor_path, processor_turn
+from kernelwright.sandbox.locks import processor_lock, processor_path
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.supervisor import descendants
 from tests.cli.test_judge_command import KEYS
@@ -128,7 +128,7 @@ def test_leaving_while_another_program_times_removes_every_folder(problem, tmp_p
                 await asyncio.sleep(0.05)
             task.cancel()
 
-    with processor_turn(tuple(os.sched_getaffinity(0))):
+    with processor_lock(tuple(os.sched_getaffinity(0))):
         asyncio.run(leave())
     assert leftovers(tmp_path) == ([], [])
 

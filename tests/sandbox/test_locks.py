@@ -19,15 +19,15 @@ from kernelwright.sandbox.locks import (
     foreign_load,
     measuring,
     open_own,
+    processor_lock,
     processor_path,
-    processor_turn,
     try_lock,
 )
 from kernelwright.sandbox.verdict.errors import MachineError
 from tests.sandbox.conftest import SCALED_ROWS
 from tests.support.processes import holders, locked_bytes, waiters
 
-TAKERS = {"processor_turn": lambda: processor_turn((0, 1)), "measuring": lambda: measuring(wait_s=0)}
+TAKERS = {"processor_lock": lambda: processor_lock((0, 1)), "measuring": lambda: measuring(wait_s=0)}
 
 
 @pytest.fixture(autouse=True)
@@ -94,15 +94,15 @@ ROOT = Path(__file__).parents[2]
 WANTS_PEAKS = "from kernelwright.sandbox.peaks import peaks_here; print(peaks_here(False, 1).model_dump_json())"
 HOLDS = """
 import sys, time
-from kernelwright.sandbox.locks import processor_turn
-with processor_turn((0, 1)):
+from kernelwright.sandbox.locks import processor_lock
+with processor_lock((0, 1)):
     print("held", flush=True)
     sys.stdin.read()
 """
 FORKS = """
 import os, sys, time
-from kernelwright.sandbox.locks import processor_turn
-with processor_turn((0, 1)):
+from kernelwright.sandbox.locks import processor_lock
+with processor_lock((0, 1)):
     if os.fork() == 0:
         print(os.getpid(), flush=True)
         time.sleep(600)
@@ -126,32 +126,32 @@ def program(text):
 
 def may_time(cores, shared=False):
     try:
-        with processor_turn(cores, shared, AT_ONCE):
+        with processor_lock(cores, shared, AT_ONCE):
             return True
     except MachineError:
         return False
 
 
 def test_a_core_is_timed_on_by_one_alone():
-    with processor_turn((0, 1)):
+    with processor_lock((0, 1)):
         assert not may_time((0, 1)) and not may_time((1,)) and not may_time((1, 2))
     assert may_time((0, 1))
 
 
 def test_parts_of_a_processor_are_timed_on_side_by_side():
-    with processor_turn((0,)), processor_turn((1,)):
+    with processor_lock((0,)), processor_lock((1,)):
         assert not may_time((0, 1))
 
 
 def test_builds_share_cores_and_are_no_company_for_a_timing():
-    with processor_turn((0, 1), shared=True):
+    with processor_lock((0, 1), shared=True):
         assert may_time((0, 1), shared=True) and not may_time((1,))
-    with processor_turn((1,)):
+    with processor_lock((1,)):
         assert not may_time((0, 1), shared=True)
 
 
 def test_nothing_is_measured_twice_at_once_or_while_something_is_timed():
-    with processor_turn((0,)), pytest.raises(MachineError, match=r"processor.* taken"), measuring(0):
+    with processor_lock((0,)), pytest.raises(MachineError, match=r"processor.* taken"), measuring(0):
         pass
     with measuring(0), pytest.raises(MachineError), measuring(0):
         pass
@@ -161,7 +161,7 @@ def test_who_comes_to_time_waits_for_the_measurement():
     order = []
 
     def time_something():
-        with processor_turn((0,)):
+        with processor_lock((0,)):
             order.append("timed")
 
     with measuring():
@@ -176,11 +176,11 @@ def test_who_comes_to_time_waits_for_the_measurement():
 def test_nobody_comes_in_before_one_who_waits():
     """However many share the cores, one after the other: who wants them alone is not kept waiting for ever."""
     with ExitStack() as first:
-        first.enter_context(processor_turn((0,), shared=True))
+        first.enter_context(processor_lock((0,), shared=True))
         entered, leave = threading.Event(), threading.Event()
 
         def alone():
-            with processor_turn((0,)):
+            with processor_lock((0,)):
                 entered.set()
                 leave.wait()
 
@@ -199,7 +199,7 @@ def test_threads_of_one_process_have_one_turn_at_a_time_and_all_come_to_it(capfd
 
     def work():
         for _ in range(5):
-            with processor_turn((0, 1)):
+            with processor_lock((0, 1)):
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()
@@ -228,7 +228,7 @@ def test_who_waits_says_once_for_whom_and_goes_on():
 
 def test_whom_a_lock_is_waited_for_is_logged(caplog):
     caplog.set_level(logging.INFO, "kernelwright.sandbox.locks")
-    with processor_turn((0, 1)):
+    with processor_lock((0, 1)):
         assert not caplog.messages
         assert not may_time((0, 1))
     (message,) = caplog.messages
@@ -252,12 +252,12 @@ def test_waiting_ends_where_nobody_wants_the_turn_any_more():
 
     def wait():
         try:
-            with processor_turn((0,), waiting=WaitLimit(stopped=stopped.is_set)):
+            with processor_lock((0,), waiting=WaitLimit(stopped=stopped.is_set)):
                 pass
         except MachineError as error:
             errors.append(str(error))
 
-    with processor_turn((0,)):
+    with processor_lock((0,)):
         thread = threading.Thread(target=wait)
         thread.start()
         until(lambda: waiters() == 1)
@@ -307,8 +307,8 @@ def load():
 
 def meeting(core, wait, times=1):
     """A process that meets the load where all but `SOME` of many cores are timed on."""
-    call = f"meet_load({(core, *range(1000, 1000 + MANY))}, {MANY + 1 - SOME}, {wait})"
-    code = f"from kernelwright.sandbox.locks import meet_load\nfor _ in range({times}): {call}"
+    call = f"report_load({(core, *range(1000, 1000 + MANY))}, {MANY + 1 - SOME}, {wait})"
+    code = f"from kernelwright.sandbox.locks import report_load\nfor _ in range({times}): {call}"
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
 
 

@@ -169,9 +169,9 @@ def tell_logs_for(count: int) -> None:
     if not count:
         return
     from kernelwright.evals.runs.version import version_words
-    from kernelwright.sandbox.logs import tell_logs
+    from kernelwright.sandbox.logs import show_logs
 
-    tell_logs(LEVELS[min(count, len(LEVELS)) - 1])
+    show_logs(LEVELS[min(count, len(LEVELS)) - 1])
     LOG.info("%s, Python %s on %s", version_words(), platform.python_version(), platform.platform())
 
 
