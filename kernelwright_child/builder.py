@@ -100,7 +100,7 @@ def _essence(value: Any) -> Any:
         return sorted((key, _essence(item)) for key, item in value.items())
     if isinstance(value, list | tuple):
         return [_essence(item) for item in value]
-    if isinstance(value, str | os.PathLike) and os.path.isfile(value):  # noqa: PTH113 - a source text is no path
+    if isinstance(value, str | os.PathLike) and os.path.isfile(value):
         return hashlib.sha256(Path(value).read_bytes()).hexdigest()
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
@@ -122,7 +122,7 @@ def _files(value: Any) -> list[str]:
         return [path for item in value.values() for path in _files(item)]
     if isinstance(value, list):
         return [path for item in value for path in _files(item)]
-    return [value] if isinstance(value, str) and os.path.isfile(value) else []  # noqa: PTH113
+    return [value] if isinstance(value, str) and os.path.isfile(value) else []
 
 
 INDEX = "built.json"

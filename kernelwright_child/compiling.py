@@ -51,8 +51,7 @@ def install_shortcuts(plan: dict[str, Any], home: str) -> None:
     """Put the shortcuts in front of torch's own way to compile, inside a builder, before the candidate runs.
 
     Nothing of torch is changed: it takes the compiler from `CXX` and `PYTORCH_NVCC`, as it does for any user; what
-    a candidate sets there itself wins. `plan` is what `kernelwright.sandbox.build.Toolchain.plan` made; an empty one
-    changes nothing.
+    a candidate sets there itself wins. `plan` is made by `Toolchain.plan` in the sandbox; an empty one changes nothing.
     """
     if not plan:
         return
@@ -106,7 +105,7 @@ def light_ways(words: list[str], text: str, plan: dict[str, Any], folder: str) -
         header = header_for(text, plan["torch_include"], frozenset(file.read().split()))
     if header is None:
         return None
-    os.mkdir(f"{folder}/torch")  # noqa: PTH102
+    os.mkdir(f"{folder}/torch")
     with open(f"{folder}/torch/extension.h", "w", encoding="utf-8") as file:
         file.write(header)
     return objects
@@ -114,14 +113,14 @@ def light_ways(words: list[str], text: str, plan: dict[str, Any], folder: str) -
 
 def _is_there(path: str) -> bool:
     """Wait while the judge is making it; whether it exists then."""
-    while not os.path.exists(path) and time.monotonic() < STARTED + GLUE_WAIT_S and is_being_made(path):  # noqa: PTH110
+    while not os.path.exists(path) and time.monotonic() < STARTED + GLUE_WAIT_S and is_being_made(path):
         time.sleep(0.02)
-    return os.path.exists(path)  # noqa: PTH110
+    return os.path.exists(path)
 
 
 def is_being_made(path: str) -> bool:
     """Whether a living process holds the lock on the mark beside the path."""
-    making = os.path.join(os.path.dirname(path), MAKING + os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
+    making = os.path.join(os.path.dirname(path), MAKING + os.path.basename(path))
     try:
         with open(making, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -163,7 +162,7 @@ def _is_unmendable(real: str, words: list[str], folder: str, done: Done) -> bool
     error = first_error(done.stdout.decode(errors="replace"), path)
     if done.returncode not in (1, 2) or error is None:
         return False
-    includes = f"{folder}/includes{os.path.splitext(path)[1]}"  # noqa: PTH122
+    includes = f"{folder}/includes{os.path.splitext(path)[1]}"
     with open(includes, "w", encoding="utf-8") as file:
         file.write(includes_of(_source(words)))
     return is_unmendable(error, lambda: _words_of(real, [*_preprocessing(words), "-E", includes], path))
@@ -200,7 +199,7 @@ def _glue(words: list[str]) -> list[str]:
                 found += file.read().split("\n")
         except OSError:
             continue
-    return list({os.path.basename(path): path for path in sorted(found, reverse=True)}.values())  # noqa: PTH119
+    return list({os.path.basename(path): path for path in sorted(found, reverse=True)}.values())
 
 
 def _note_glue(words: list[str], objects: list[str]) -> None:
@@ -208,8 +207,8 @@ def _note_glue(words: list[str], objects: list[str]) -> None:
     if objects and path:
         with open(path, "w", encoding="utf-8") as file:
             file.write("\n".join(objects))
-    elif os.path.exists(path):  # noqa: PTH110
-        os.unlink(path)  # noqa: PTH108
+    elif os.path.exists(path):
+        os.unlink(path)
 
 
 def _source(words: list[str]) -> str:
@@ -229,8 +228,8 @@ def _report(plan: dict[str, Any], words: list[str], outcome: tuple[str, list[str
     way, failed, compiled = outcome
     path = words[words.index("-c") + 1] if "-c" in words[:-1] else words[words.index("-o") + 1]
     entry: dict[str, Any] = {
-        "extension": os.path.basename(os.getcwd()),  # noqa: PTH109, PTH119
-        "file": os.path.basename(path),  # noqa: PTH119
+        "extension": os.path.basename(os.getcwd()),
+        "file": os.path.basename(path),
         "way": way,
         "failed": failed,
         "seconds": round(seconds, 3),
@@ -275,8 +274,8 @@ def allow_light(words: list[str], known_folders: tuple[str, ...] = ()) -> bool:
         if flag is not None:
             folder = word[len(flag) :] or next(todo, "")
             real = os.path.realpath(folder)
-            paths = [os.path.join(real, name) for name in SHADOWING]  # noqa: PTH118
-            if real not in known_folders and any(os.path.exists(path) for path in paths):  # noqa: PTH110
+            paths = [os.path.join(real, name) for name in SHADOWING]
+            if real not in known_folders and any(os.path.exists(path) for path in paths):
                 return False
     return True
 
@@ -339,7 +338,7 @@ def header_for(text: str, torch_include: str, whole_macros: frozenset[str]) -> s
     if FIRST.match(text) is None or "torch/extension.h" not in text or STOCK.search(text) or lacking:
         return None
     names = sorted(word for word in words if not NO_OPERATOR.search(word))
-    operators = [name for name in names if os.path.exists(f"{torch_include}/ATen/ops/{name}.h")]  # noqa: PTH110
+    operators = [name for name in names if os.path.exists(f"{torch_include}/ATen/ops/{name}.h")]
     after = [MORE[name] for name in names if name in MORE]
     return TEXT.format(
         before="#define KERNELWRIGHT_PYBIND\n" if binds else "",
@@ -442,7 +441,7 @@ def _others(table: Table, ninja: int, line: list[int]) -> list[int]:
 
 def _processes() -> Table:
     table: Table = {}
-    for entry in os.listdir("/proc"):  # noqa: PTH208
+    for entry in os.listdir("/proc"):
         try:
             with open(f"/proc/{int(entry)}/stat", "rb") as file:
                 front, _, rest = file.read().rpartition(b")")

@@ -134,7 +134,7 @@ def _allow(libc: ctypes.CDLL, handle: int, path: str, rights: int) -> None:
         parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return
-    if not os.path.isdir(path):  # noqa: PTH112 - pathlib costs milliseconds at start
+    if not os.path.isdir(path):
         rights &= OF_A_FILE
     rule = _PathBeneath(rights, parent)
     _checked(libc.syscall(ADD_RULE, handle, PATH_BENEATH, ctypes.byref(rule), 0))

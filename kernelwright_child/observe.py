@@ -119,7 +119,7 @@ def _longest(rows: list[tuple[str, int, float]]) -> list[list[Any]]:
 
 
 def _is_own(frame: FrameType) -> bool:
-    return os.path.basename(frame.f_code.co_filename) == OWN_FILE  # noqa: PTH119 - for every call that is traced
+    return os.path.basename(frame.f_code.co_filename) == OWN_FILE
 
 
 def kernels_of(run: Callable[[], Any], calls: int = 3) -> list[tuple[str, int, float]]:

@@ -249,7 +249,7 @@ def offspring(root: int) -> list[int]:
     found = [root]
     for pid in found:
         try:
-            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            for thread in os.listdir(f"/proc/{pid}/task"):
                 with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                     found.extend(map(int, file.read().split()))
         except FileNotFoundError:
@@ -295,7 +295,7 @@ class Watch:
         self.folder: str | None = plan["folder"]
         self.folder_bytes: int = plan["folder_bytes"] or 0
         if self.folder is not None:
-            self._device = os.stat(self.folder).st_dev  # noqa: PTH116 - pathlib costs milliseconds at start
+            self._device = os.stat(self.folder).st_dev
             self._reserve = min(RESERVE_BYTES, _free(self.folder) // 2)
 
     def quick(self, pids: Iterable[int]) -> str:
@@ -339,12 +339,12 @@ def resident(pid: int) -> int:
 def _nameless(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
     """Yield open regular files that were unlinked: device and number, and bytes."""
     try:
-        names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
+        names = os.listdir(f"/proc/{pid}/fd")
     except OSError:
         return
     for name in names:
         try:
-            found = os.stat(f"/proc/{pid}/fd/{name}")  # noqa: PTH116
+            found = os.stat(f"/proc/{pid}/fd/{name}")
         except OSError:
             continue
         if found.st_nlink == 0 and found.st_blocks:

@@ -100,12 +100,12 @@ def _settle() -> None:
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+    threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise UnfitError(f"importing torch leaves {threads} threads running here, and a fork would lose them")
-    for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208
+    for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia"):  # noqa: PTH115
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia"):
                 raise UnfitError("importing torch opens the GPU here, which does not survive a fork")
 
 

@@ -19,9 +19,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from kernelwright.sandbox.machine import versions
-from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
-
 LOG = logging.getLogger(__name__)
 
 
@@ -401,27 +398,37 @@ def _plain(key: Key) -> Any:
     return json.loads(json.dumps(dict(key), sort_keys=True))
 
 
-def work_key(problem_digest: str) -> dict[str, Any]:
-    """Return the key of a problem's necessary work: the problem, torch's operators, and how the judge counts them."""
-    return {"judge": JUDGE_VERSION, "problem": problem_digest, "torch": versions()["torch"]}
+# Keys of facts. What they depend on imports much, and most users of this module keep no facts.
+
+
+def _judge_version() -> int:
+    from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
+
+    return JUDGE_VERSION
 
 
 def plan_key(problem_digest: str) -> dict[str, Any]:
     """Return the key of a problem's need of memory: the problem, and torch's operators."""
+    from kernelwright.sandbox.machine import versions
+
     return {"problem": problem_digest, "torch": versions()["torch"]}
+
+
+def work_key(problem_digest: str) -> dict[str, Any]:
+    """Return the key of a problem's necessary work: the problem, torch's operators, and how the judge counts them."""
+    return plan_key(problem_digest) | {"judge": _judge_version()}
 
 
 def status_key(problem_digest: str, device: str) -> dict[str, Any]:
     """Return the key of a problem's status: the problem, the device, torch, and the judge's rules of correctness."""
-    return {"judge": JUDGE_VERSION, "problem": problem_digest, "device": device, "torch": versions()["torch"]}
+    return work_key(problem_digest) | {"device": device}
 
 
 def baseline_key(problem_digest: str, device: str, versions: Mapping[str, str], baseline: str) -> dict[str, Any]:
-    """Return the key of a baseline's time: problem, device with its driver, all versions, the mode, and how it is
-    timed.
+    """Return the key of a baseline's time: problem, device with its driver, all versions, and how it is timed.
 
     `baseline` is `eager` or the mode of torch.compile. A kept time is for tables and for choosing the better mode; a
     speedup is always taken from pairs that were measured together.
     """
     facts = {"problem": problem_digest, "device": device, "versions": dict(versions), "baseline": baseline}
-    return facts | {"judge": JUDGE_VERSION}
+    return facts | {"judge": _judge_version()}

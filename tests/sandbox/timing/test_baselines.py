@@ -50,7 +50,7 @@ def test_a_status_stands_for_one_problem_and_one_kind_of_device():
 
 def test_a_status_of_other_rules_is_found_again(monkeypatch):
     assert Known(PROBLEM, Settings()).status == WEAK
-    monkeypatch.setattr("kernelwright.sandbox.storage.JUDGE_VERSION", JUDGE_VERSION + 1)
+    monkeypatch.setattr("kernelwright.sandbox.verdict.judge_version.JUDGE_VERSION", JUDGE_VERSION + 1)
     assert Baselines(PROBLEM, Settings()).known_status is None
 
 
