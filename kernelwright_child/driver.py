@@ -49,23 +49,12 @@ class _Copy2D(ctypes.Structure):
     """CUDA_MEMCPY2D."""
 
     _fields_ = (
-        ("src_x", c_size_t),
-        ("src_y", c_size_t),
-        ("src_type", c_int),
-        ("src_host", c_void_p),
-        ("src_device", c_uint64),
-        ("src_array", c_void_p),
-        ("src_pitch", c_size_t),
-        ("dst_x", c_size_t),
-        ("dst_y", c_size_t),
-        ("dst_type", c_int),
-        ("dst_host", c_void_p),
-        ("dst_device", c_uint64),
-        ("dst_array", c_void_p),
-        ("dst_pitch", c_size_t),
-        ("width", c_size_t),
-        ("height", c_size_t),
-    )
+        ("src_x", c_size_t), ("src_y", c_size_t), ("src_type", c_int), ("src_host", c_void_p),
+        ("src_device", c_uint64), ("src_array", c_void_p), ("src_pitch", c_size_t),
+        ("dst_x", c_size_t), ("dst_y", c_size_t), ("dst_type", c_int), ("dst_host", c_void_p),
+        ("dst_device", c_uint64), ("dst_array", c_void_p), ("dst_pitch", c_size_t),
+        ("width", c_size_t), ("height", c_size_t),
+    )  # fmt: skip
 
 
 @cache

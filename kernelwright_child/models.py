@@ -133,27 +133,25 @@ def fix_precision(policy: str) -> dict[str, Any]:
     that changes a switch answers for it with its tolerance.
     """
     lower, shipped = policy in ("tf32", "half"), policy == "shipped"
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     torch.set_float32_matmul_precision("high" if lower else "highest")
-    torch.backends.cuda.matmul.allow_tf32 = lower
-    torch.backends.cudnn.allow_tf32 = lower or shipped
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = policy == "half" or shipped
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = policy == "half" or shipped
-    torch.backends.cudnn.benchmark = False
+    matmul.allow_tf32 = lower
+    cudnn.allow_tf32 = lower or shipped
+    matmul.allow_fp16_reduced_precision_reduction = policy == "half" or shipped
+    matmul.allow_bf16_reduced_precision_reduction = policy == "half" or shipped
+    cudnn.benchmark = False
     return precision_switches()
 
 
 def precision_switches() -> dict[str, Any]:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return {
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "matmul.allow_tf32": torch.backends.cuda.matmul.allow_tf32,
-        "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
-        "matmul.allow_fp16_reduced_precision_reduction": (
-            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
-        ),
-        "matmul.allow_bf16_reduced_precision_reduction": (
-            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
-        ),
-        "cudnn.benchmark": torch.backends.cudnn.benchmark,
+        "matmul.allow_tf32": matmul.allow_tf32,
+        "cudnn.allow_tf32": cudnn.allow_tf32,
+        "matmul.allow_fp16_reduced_precision_reduction": matmul.allow_fp16_reduced_precision_reduction,
+        "matmul.allow_bf16_reduced_precision_reduction": matmul.allow_bf16_reduced_precision_reduction,
+        "cudnn.benchmark": cudnn.benchmark,
     }
 
 

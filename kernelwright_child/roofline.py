@@ -169,32 +169,14 @@ UNREAD = _words(
     "new_full new_empty_strided fill_ zero_ uniform_ normal_ any all"
 )
 """Take a tensor for its shape alone, or may stop at the first element that decides."""
-PARTLY_READ = {
-    "copy_": (0,),
-    "index": (0,),
-    "index_select": (0,),
-    "gather": (0,),
-    "take": (0,),
-    "embedding": (0,),
-    "_embedding_bag": (0,),
-    "_embedding_bag_forward_only": (0,),
-    "nll_loss_forward": (0,),
-    "nll_loss2d_forward": (0,),
-    "grid_sampler_2d": (0,),
-    "grid_sampler_3d": (0,),
-    "index_put": (0,),
-    "index_put_": (0,),
-    "scatter": (0,),
-    "scatter_": (0,),
-    "slice_scatter": (0,),
-    "select_scatter": (0,),
-    "masked_fill": (0,),
-    "masked_fill_": (0,),
-    "masked_select": (0,),
-    "where": (1, 2),
-    "tril": (0,),
-    "triu": (0,),
-}
+PARTLY_READ = dict.fromkeys(
+    _words(
+        "copy_ index index_select gather take embedding _embedding_bag _embedding_bag_forward_only nll_loss_forward "
+        "nll_loss2d_forward grid_sampler_2d grid_sampler_3d index_put index_put_ scatter scatter_ slice_scatter "
+        "select_scatter masked_fill masked_fill_ masked_select tril triu"
+    ),
+    (0,),
+) | {"where": (1, 2)}
 """Positions of arguments of which an unknown part is read, depending on values: none of it counts."""
 ATTENTION = "_scaled_dot_product_"
 
