@@ -22,9 +22,9 @@ from kernelwright.agent.strategies.moves import lineage
 from kernelwright.problems import Problem
 from kernelwright.prompts.brief import Yardstick
 from kernelwright.prompts.targets import TARGETS
-from kernelwright.sandbox.floor.processor import known_peaks_here
-from kernelwright.sandbox.machine.fact_store import Store, work_key
-from kernelwright.sandbox.machine.identity import cpu_facts, processor_name, versions
+from kernelwright.sandbox.machine import cpu_facts, processor_name, versions
+from kernelwright.sandbox.peaks import known_peaks_here
+from kernelwright.sandbox.storage import Store, work_key
 from kernelwright.sandbox.timing.baseline_facts import BaselineTimes
 from kernelwright.sandbox.verdict.report import DOUBTS, timings
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, floor_of

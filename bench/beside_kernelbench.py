@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 from bench.chosen import Kept, is_in_time
 from bench.foreign.candidates import CASES, ForeignCase
 from bench.gpu_facts import NO_DEVICE, Report
-from kernelwright.sandbox.machine.cache import VARIABLE
 from kernelwright.sandbox.pool.rewarding import judge_all
+from kernelwright.sandbox.storage import VARIABLE
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child import driver
 

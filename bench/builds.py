@@ -20,11 +20,12 @@ from typing import NamedTuple
 from bench.chosen import chosen
 from bench.varied import ROWS, answer
 from kernelwright.sandbox.backends import backend_of
-from kernelwright.sandbox.build import BuildStore, HeaderShelf, read_record, toolchain
+from kernelwright.sandbox.build import BuildStore, read_record
 from kernelwright.sandbox.calls.sessions import Refused, Session
-from kernelwright.sandbox.machine.cache import VARIABLE, all_entries, limit_bytes
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.storage import VARIABLE, all_entries, limit_bytes
+from kernelwright.sandbox.toolchain import MakingHeaders, missing_headers, toolchain
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import wire
 
 LEAST_RATIO = 3
@@ -133,9 +134,10 @@ def build(source: str, settings: Settings) -> Built:
     found = toolchain()
     if found is None or not found.is_gcc:
         raise SystemExit("this bench needs torch and g++")
-    folder, shelf, start, refused = WorkFolder(), HeaderShelf(found), time.perf_counter(), ""
+    folder, start, refused = WorkFolder(), time.perf_counter(), ""
     try:
-        with shelf.making(shelf.missing(source)) as making, Session("builder", folder, settings) as session:
+        missing = missing_headers(found, source)
+        with MakingHeaders(found, missing) as making, Session("builder", folder, settings) as session:
             path = folder.write("candidate.py", source)
             plan = found.plan(settings.memory_bytes, cuda_architectures=backend_of(settings).architecture)
             message = {"op": "build", "source": str(path), "entry": "ModelNew", "built": str(folder.path / "build")}

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from kernelwright.sandbox.jail.layers import jail_for
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed
+from kernelwright.sandbox.workfolder import WorkFolder
 from tests.honest.test_honest import HONEST
 from tests.hostile.cheats.corpus import CHEATS
 from tests.hostile.cheats.problems import CORPUS, posed

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from functools import partial
 
 from bench.comparison import Comparison, in_turn
-from kernelwright.sandbox.jail.children import Child
+from kernelwright.sandbox.jail.process import Child
 from kernelwright.sandbox.jail.zygote import ZYGOTES, Zygotes, private_bytes, resident_bytes
-from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 
 ROUNDS = 12
 LIMIT_MS = 60

@@ -200,7 +200,7 @@ def plain(case: Case) -> dict[str, dict[str, float]]:
     """In a process of its own: the median of each program by events, and what the host takes for a call, in ms."""
     import torch
 
-    from kernelwright_child.casting import cast_inputs, cast_model, fix_precision
+    from kernelwright_child.models import cast_inputs, cast_model, fix_precision
 
     fix_precision("strict")
     dtype, folder = case.problem.dtype, tempfile.mkdtemp()

@@ -21,12 +21,12 @@ from bench.chosen import chosen
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.sandbox.calls.buffers import Lent, Shown
 from kernelwright.sandbox.calls.device import CudaDevice
-from kernelwright.sandbox.floor.gpu_measure import arithmetic, best_ms, device_peaks, memory
 from kernelwright.sandbox.judge.doctor import gpu_findings
-from kernelwright.sandbox.machine.fact_store import Store
+from kernelwright.sandbox.peaks import arithmetic, best_ms, memory, peaks_here
+from kernelwright.sandbox.storage import Store
 from kernelwright.sandbox.verdict.roofline import NecessaryWork, Peaks, floor_of
 from kernelwright_child import driver
-from kernelwright_child.casting import fix_precision
+from kernelwright_child.models import fix_precision
 from kernelwright_child.roofline import trace
 
 SIZES = {"64 KiB": 2**14, "1 MiB": 2**18, "64 MiB": 2**24, "512 MiB": 2**27}
@@ -118,7 +118,7 @@ def peaks() -> Iterator[str]:
 def kept_peaks() -> Peaks:
     """Measured in a process of their own and kept for this run of the facts."""
     folder = Path(tempfile.gettempdir()) / "kernelwright-facts"
-    return device_peaks(0, Store("peaks", folder))
+    return peaks_here(True, 1, Store("peaks", folder))
 
 
 def floors() -> Iterator[str]:

@@ -11,8 +11,8 @@ import sys
 
 from bench.comparison import Comparison, in_turn
 from kernelwright.sandbox.jail.layers import jail_for
-from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 
 ROUNDS = 40
 LIMIT_MS = 25

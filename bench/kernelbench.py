@@ -28,7 +28,7 @@ from kernelwright.problems import Problem
 from kernelwright.problems.formats import read_collection
 from kernelwright.sandbox.calls.device import device_of
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.machine.logs import tell_logs_as_asked
+from kernelwright.sandbox.logs import show_logs_as_asked
 from kernelwright.sandbox.verdict.errors import SandboxError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
@@ -51,7 +51,7 @@ def run(*words: str) -> Report:
     """A line for each problem that has none yet; then counts by outcome."""
     if len(words) != 1:
         return Report("  give the folder of KernelBench: python -m bench kernelbench TREE", holds=False)
-    tell_logs_as_asked()
+    show_logs_as_asked()
     count = driver.device_count()
     if count == 0:
         return NO_DEVICE

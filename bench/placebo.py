@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from bench.chosen import chosen
 from kernelwright.problems import Problem, load_problem
-from kernelwright.sandbox.jail.zygote_start import keep_freed_memory
+from kernelwright.sandbox.jail.zygote import keep_freed_memory
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Measurement, Passed, Verdict

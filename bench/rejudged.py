@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from bench.throughput import CPP, REFERENCE, Target
 from kernelwright.problems import Problem
-from kernelwright.sandbox.jail.zygote_start import become_a_judge
+from kernelwright.sandbox.jail.zygote import become_a_judge
 from kernelwright.sandbox.judge.judging import STORED, Judge
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
 

@@ -16,7 +16,7 @@ from bench.recorded import recorded_source
 from kernelwright.agent.providers.kinds.recorded import read_story, recorded_targets
 from kernelwright.evals.runs.prompting import default_size
 from kernelwright.problems import Problem, catalog_names, load_problem
-from kernelwright.sandbox.jail.zygote_start import become_a_judge
+from kernelwright.sandbox.jail.zygote import become_a_judge
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Verdict

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from kernelwright.problems import Problem, load_problem
-from kernelwright.sandbox.build import HeaderShelf, toolchain
-from kernelwright.sandbox.floor.processor import processor_peaks
-from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.peaks import peaks_here
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.local import LocalExecutor
 from kernelwright.sandbox.pool.protocol import Work
+from kernelwright.sandbox.storage import VARIABLE
+from kernelwright.sandbox.toolchain import prepare_headers, toolchain
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 
@@ -192,11 +192,11 @@ def compare(target: Target) -> Throughput:
 
 def _prepare(target: Target) -> None:
     found, start = toolchain(), time.perf_counter()
-    made = found is not None and HeaderShelf(found).prepare()
+    made = found is not None and prepare_headers(found)
     print(f"  light header: {time.perf_counter() - start:.1f} s" if made else "  no light header", flush=True)
     if target.language == "cpp":
         start = time.perf_counter()
-        processor_peaks(Settings().threads)
+        peaks_here(False, Settings().threads)
         print(f"  peaks of the processor, where they are not known: {time.perf_counter() - start:.1f} s", flush=True)
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from bench.chosen import chosen
 from bench.recorded import recorded_source
 from kernelwright.problems import load_problem
-from kernelwright.sandbox.jail.zygote_start import become_a_judge
+from kernelwright.sandbox.jail.zygote import become_a_judge
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed

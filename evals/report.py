@@ -15,7 +15,7 @@ from rich.tree import Tree
 from kernelwright.agent.log import events as log_events
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View, fold
-from kernelwright.sandbox.machine.logs import escaped, one_line
+from kernelwright.sandbox.logs import escaped, one_line
 from kernelwright.sandbox.verdict.report import USUAL, others_of, speedup_words, usual_speedups, verdict_words
 from kernelwright.sandbox.verdict.verdicts import Passed
 

@@ -2,9 +2,9 @@
 
 A file with torch/extension.h is compiled with a light one first, made for its words; where that does not compile, with
 the stock one. What was compiled with the light one is linked with objects that the judge has made; the first builds
-wait for those here. A link gets the fast linker, then the usual one. So whatever builds the stock way builds here. What
-fails with the light header and can be mended by no other is told in its words; all else in those of the stock one.
-Where one file does not compile, the others of its build are ended: what becomes of them is of no use.
+wait for those here. A link gets the fast linker, then the usual one. So whatever builds the stock way builds here.
+Failures with the light header that no other can mend are reported as they are; all else as with the stock one. Where
+one file does not compile, the others of its build are ended: their results are of no use.
 
 `main(["cxx" or "nvcc", ARGUMENTS...])`; the plan is in the environment, where `install_shortcuts` puts it in a builder.
 Standard library only, imports next to nothing.
@@ -12,10 +12,12 @@ Standard library only, imports next to nothing.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,17 +39,19 @@ OUTPUTS = ("-o", "-MF", "-MT", "-MQ", "--dependency-output")
 WHAT_TO_WRITE = ("-c", "-MD", "-MMD", "--generate-dependencies-with-compile", "-S")
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
     Done = subprocess.CompletedProcess[bytes]
+    Table = dict[int, tuple[str, int, str]]
+    """Name, parent and start of every process that lives."""
 
 
 def install_shortcuts(plan: dict[str, Any], home: str) -> None:
     """Put the shortcuts in front of torch's own way to compile, inside a builder, before the candidate runs.
 
     Nothing of torch is changed: it takes the compiler from `CXX` and `PYTORCH_NVCC`, as it does for any user; what
-    a candidate sets there itself wins. `plan` is what `kernelwright.sandbox.build.Toolchain.plan` made; an empty one
-    changes nothing.
+    a candidate sets there itself wins. `plan` is made by `Toolchain.plan` in the sandbox; an empty one changes nothing.
     """
     if not plan:
         return
@@ -101,22 +105,22 @@ def light_ways(words: list[str], text: str, plan: dict[str, Any], folder: str) -
         header = header_for(text, plan["torch_include"], frozenset(file.read().split()))
     if header is None:
         return None
-    os.mkdir(f"{folder}/torch")  # noqa: PTH102
+    os.mkdir(f"{folder}/torch")
     with open(f"{folder}/torch/extension.h", "w", encoding="utf-8") as file:
         file.write(header)
     return objects
 
 
 def _is_there(path: str) -> bool:
-    """Whether the judge has made it; waits while it is being made."""
-    while not os.path.exists(path) and time.monotonic() < STARTED + GLUE_WAIT_S and is_being_made(path):  # noqa: PTH110
+    """Wait while the judge is making it; whether it exists then."""
+    while not os.path.exists(path) and time.monotonic() < STARTED + GLUE_WAIT_S and is_being_made(path):
         time.sleep(0.02)
-    return os.path.exists(path)  # noqa: PTH110
+    return os.path.exists(path)
 
 
 def is_being_made(path: str) -> bool:
     """Whether a living process holds the lock on the mark beside the path."""
-    making = os.path.join(os.path.dirname(path), MAKING + os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
+    making = os.path.join(os.path.dirname(path), MAKING + os.path.basename(path))
     try:
         with open(making, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -143,8 +147,6 @@ def _try_in_turn(
             break
         failed.append(way)
     if done.returncode != 0:
-        from kernelwright_child.compile_errors import end_siblings  # only what fails needs it
-
         end_siblings()
     if glue is not None:
         _note_glue(words, glue if way == "light" else [])
@@ -155,28 +157,24 @@ def _try_in_turn(
 
 
 def _is_unmendable(real: str, words: list[str], folder: str, done: Done) -> bool:
-    """Whether the stock header would not help, as far as what the compiler has said tells."""
-    from kernelwright_child import compile_errors  # only what fails needs it
-
+    """Whether the stock header would not help, judging by the compiler's output."""
     path = words[words.index("-c") + 1]
-    error = compile_errors.first_error(done.stdout.decode(errors="replace"), path)
+    error = first_error(done.stdout.decode(errors="replace"), path)
     if done.returncode not in (1, 2) or error is None:
         return False
-    includes = f"{folder}/includes{os.path.splitext(path)[1]}"  # noqa: PTH122
+    includes = f"{folder}/includes{os.path.splitext(path)[1]}"
     with open(includes, "w", encoding="utf-8") as file:
-        file.write(compile_errors.includes_of(_source(words)))
-    return compile_errors.is_unmendable(error, lambda: _words_of(real, [*_preprocessing(words), "-E", includes], path))
+        file.write(includes_of(_source(words)))
+    return is_unmendable(error, lambda: _words_of(real, [*_preprocessing(words), "-E", includes], path))
 
 
 def _words_of(real: str, words: list[str], own: str) -> frozenset[str]:
-    """All words that a preprocessed file brings; where that fails, those of the source itself, so that none is new."""
-    from kernelwright_child import compile_errors
-
+    """Return all words that a preprocessed file brings; where that fails, those of the source, so that none is new."""
     done = subprocess.run([real, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     if done.returncode:
         with open(own, encoding="utf-8", errors="replace") as file:
-            return compile_errors.words_of(file.read())
-    return compile_errors.words_of(done.stdout.decode(errors="replace"))
+            return words_of(file.read())
+    return words_of(done.stdout.decode(errors="replace"))
 
 
 def _preprocessing(words: list[str]) -> list[str]:
@@ -190,7 +188,7 @@ def _preprocessing(words: list[str]) -> list[str]:
 
 
 def _glue(words: list[str]) -> list[str]:
-    """What the object files of a link have to be linked with, since they were compiled with a light header.
+    """Return the objects that a link needs because its object files were compiled with a light header.
 
     Each object once, though nvcc's files and the C++ compiler's may ask for it at two levels of optimisation.
     """
@@ -201,7 +199,7 @@ def _glue(words: list[str]) -> list[str]:
                 found += file.read().split("\n")
         except OSError:
             continue
-    return list({os.path.basename(path): path for path in sorted(found, reverse=True)}.values())  # noqa: PTH119
+    return list({os.path.basename(path): path for path in sorted(found, reverse=True)}.values())
 
 
 def _note_glue(words: list[str], objects: list[str]) -> None:
@@ -209,8 +207,8 @@ def _note_glue(words: list[str], objects: list[str]) -> None:
     if objects and path:
         with open(path, "w", encoding="utf-8") as file:
             file.write("\n".join(objects))
-    elif os.path.exists(path):  # noqa: PTH110
-        os.unlink(path)  # noqa: PTH108
+    elif os.path.exists(path):
+        os.unlink(path)
 
 
 def _source(words: list[str]) -> str:
@@ -223,15 +221,15 @@ def _source(words: list[str]) -> str:
 
 
 def _report(plan: dict[str, Any], words: list[str], outcome: tuple[str, list[str], bool], seconds: float) -> None:
-    """One line for the record; ninja may run several of us at once, and short appended lines stay whole.
+    """Append one line to the record; ninja may run several of us at once, and short appended lines stay intact.
 
     The outcome: the last way, those that failed before, and whether the last did not.
     """
     way, failed, compiled = outcome
     path = words[words.index("-c") + 1] if "-c" in words[:-1] else words[words.index("-o") + 1]
     entry: dict[str, Any] = {
-        "extension": os.path.basename(os.getcwd()),  # noqa: PTH109, PTH119
-        "file": os.path.basename(path),  # noqa: PTH119
+        "extension": os.path.basename(os.getcwd()),
+        "file": os.path.basename(path),
         "way": way,
         "failed": failed,
         "seconds": round(seconds, 3),
@@ -276,8 +274,8 @@ def allow_light(words: list[str], known_folders: tuple[str, ...] = ()) -> bool:
         if flag is not None:
             folder = word[len(flag) :] or next(todo, "")
             real = os.path.realpath(folder)
-            paths = [os.path.join(real, name) for name in SHADOWING]  # noqa: PTH118
-            if real not in known_folders and any(os.path.exists(path) for path in paths):  # noqa: PTH110
+            paths = [os.path.join(real, name) for name in SHADOWING]
+            if real not in known_folders and any(os.path.exists(path) for path in paths):
                 return False
     return True
 
@@ -298,7 +296,7 @@ STOCK = re.compile(
     r"|CustomClassHolder|\b(?:KERNELWRIGHT|kernelwright)|#\s*(?:include_next|pragma\s+once)"
     r"|#\s*include\s*(?:\"(?!torch/extension\.h\"|torch/types\.h\")|[^\s<\"])"
 )
-"""What the light header has not, could clash with, or can not see: files of the candidate's own."""
+"""What the light header has not, could clash with, or cannot see: files of the candidate's own."""
 BINDING = re.compile(
     r"\nPYBIND11_MODULE\(TORCH_EXTENSION_NAME, m\) \{\n"
     r"(?:m\.def\(\"[\w:]+\", torch::wrap_pybind_function\([\w:]+\), \"[^\n]*\"\);\n)+\}\s*\Z"
@@ -330,7 +328,7 @@ def glue_of(text: str) -> tuple[str, ...]:
 
 
 def header_for(text: str, torch_include: str, whole_macros: frozenset[str]) -> str | None:
-    """The light header's text for a source; None for one that gets the stock header.
+    """Return the light header's text for a source; None for one that gets the stock header.
 
     `whole_macros` are those that the stock header defines and the light one does not.
     """
@@ -340,7 +338,7 @@ def header_for(text: str, torch_include: str, whole_macros: frozenset[str]) -> s
     if FIRST.match(text) is None or "torch/extension.h" not in text or STOCK.search(text) or lacking:
         return None
     names = sorted(word for word in words if not NO_OPERATOR.search(word))
-    operators = [name for name in names if os.path.exists(f"{torch_include}/ATen/ops/{name}.h")]  # noqa: PTH110
+    operators = [name for name in names if os.path.exists(f"{torch_include}/ATen/ops/{name}.h")]
     after = [MORE[name] for name in names if name in MORE]
     return TEXT.format(
         before="#define KERNELWRIGHT_PYBIND\n" if binds else "",
@@ -354,10 +352,103 @@ def _binds_itself(text: str) -> bool:
 
 
 def _binding(text: str) -> str | None:
-    """What binds a source whose words for Python are all those that `load_inline` writes for `functions`."""
+    """Return the header that binds a source whose only words for Python are those that `load_inline` writes."""
     found = BINDING.search(text)
     return MODULE if found and not PYTHON.search(text[: found.start()]) else None
 
 
 def _includes(names: list[str]) -> str:
     return "".join(f"#include <{name}>\n" for name in names)
+
+
+# After a failed compilation: whether the stock header could mend it, and an end to the others of its build. Compiling
+# again with the stock header costs many times what has failed. It is not needed where the error names something that
+# the stock header does not mention: more declarations cannot mend that.
+
+ROUNDS = 3
+"""A compiler may start another one while it is looked for."""
+ERROR = re.compile(r"^(?P<file>[^\s:(][^:(]*)(?::\d+:\d+|\(\d+\)):\s+(?:fatal )?error:?\s*(?P<words>.*)$", re.M)
+QUOTE, UNQUOTE = "['\u2018\"]", "['\u2019\"]"
+UNKNOWN = re.compile(
+    rf"{QUOTE}(?:[\w:]*::)?(?P<one>\w+){UNQUOTE} (?:was not declared|is not a member of|does not name a type)"
+    rf"|identifier \"(?:[\w:]*::)?(?P<two>\w+)\" is undefined|has no member (?:named )?{QUOTE}(?P<three>\w+){UNQUOTE}"
+)
+SYNTAX = re.compile(r"^expected |: No such file or directory$")
+STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"][^\n]*$", re.M)
+
+
+def first_error(said: str, source_path: str) -> str | None:
+    """Return the words of the first error, if it lies in the source itself and not in a header."""
+    found = ERROR.search(said)
+    return found["words"] if found and found["file"] == source_path else None
+
+
+def is_unmendable(error: str, stock: Callable[[], frozenset[str]]) -> bool:
+    """Whether no header could mend the error. `stock` returns all words that the stock header brings.
+
+    Where a name is not known, the compiler says so first: a sentence of names that it knows, and that makes no sense,
+    is wrong whatever else is declared. A macro could change that; the light header lacks none that the source names.
+    """
+    if unknown := UNKNOWN.search(error):
+        return next(name for name in unknown.groups() if name) not in stock()
+    return SYNTAX.search(error) is not None
+
+
+def includes_of(source: str) -> str:
+    return "\n".join([*INCLUDE.findall(source), ""])
+
+
+def words_of(preprocessed: str) -> frozenset[str]:
+    return frozenset(WORD.findall(STRING.sub("", preprocessed)))
+
+
+def end_siblings() -> None:
+    """Kill what else the ninja above this process is running; nothing where there is none above.
+
+    SIGKILL, since ninja takes a job that ends by another signal for the user's wish to interrupt the whole. Of two that
+    fail at once, one alone does so: else both could end without a word.
+    """
+    table = _processes()
+    line = [os.getpid()]
+    while line[-1] in table and not table[line[-1]][0].startswith("ninja"):
+        line.append(table[line[-1]][1])
+    ninja = line.pop()
+    if ninja not in table:
+        return
+    try:
+        mark = f".failed-{ninja}-{table[ninja][2]}"
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+    except OSError:
+        return
+    for _ in range(ROUNDS):
+        found = _others(table, ninja, line)
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+        table = _processes()
+
+
+def _others(table: Table, ninja: int, line: list[int]) -> list[int]:
+    """Return all processes below ninja but those on the line to this one, and those below them."""
+    found = [ninja]
+    for above in found:
+        found += [pid for pid, (_, parent, _) in table.items() if parent == above and pid not in line]
+    return found[1:]
+
+
+def _processes() -> Table:
+    table: Table = {}
+    for entry in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{int(entry)}/stat", "rb") as file:
+                front, _, rest = file.read().rpartition(b")")
+            fields = rest.decode().split()
+            if fields[0] != "Z":
+                name = front.partition(b"(")[2].decode(errors="replace")
+                table[int(entry)] = (name, int(fields[1]), fields[19])
+        except (OSError, ValueError, IndexError):
+            continue
+    return table

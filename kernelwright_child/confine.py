@@ -1,4 +1,4 @@
-"""What a child does to itself before it runs anything untrusted: limits, user, landlock, system call filter.
+"""The confinement that a child puts on before anything untrusted runs: limits, user, landlock, system call filter.
 
 Standard library only. The order matters: limits and user first, while there are rights; then no new privileges; then
 landlock and the filter, which both need that. A step that fails ends the child: it never runs with less than was
@@ -134,7 +134,7 @@ def _allow(libc: ctypes.CDLL, handle: int, path: str, rights: int) -> None:
         parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return
-    if not os.path.isdir(path):  # noqa: PTH112 - pathlib costs milliseconds at start
+    if not os.path.isdir(path):
         rights &= OF_A_FILE
     rule = _PathBeneath(rights, parent)
     _checked(libc.syscall(ADD_RULE, handle, PATH_BENEATH, ctypes.byref(rule), 0))
@@ -154,21 +154,10 @@ X86_64, AARCH64 = "x86_64", "aarch64"
 AUDIT_ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
 X32_BIT = 0x40000000
 SAME_EVERYWHERE = {
-    "io_uring_setup": 425,
-    "io_uring_enter": 426,
-    "io_uring_register": 427,
-    "open_tree": 428,
-    "move_mount": 429,
-    "fsopen": 430,
-    "fsconfig": 431,
-    "fsmount": 432,
-    "fspick": 433,
-    "pidfd_getfd": 438,
-    "process_madvise": 440,
-    "mount_setattr": 442,
-    "quotactl_fd": 443,
-    "memfd_secret": 447,
-}
+    "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
+    "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438, "process_madvise": 440,
+    "mount_setattr": 442, "quotactl_fd": 443, "memfd_secret": 447,
+}  # fmt: skip
 """Numbers above 424 are shared by all architectures."""
 REFUSED: dict[str, dict[str, int]] = {
     X86_64: {
@@ -231,7 +220,7 @@ OF_A_PROCESS = {
         "sched_setattr": 274, "pidfd_open": 434,
     },
 }  # fmt: skip
-"""Calls whose first argument names a process. Where no namespace hides them, judge and keeper may not be named."""
+"""Calls whose first argument names a process. Where no namespace hides them, judge and supervisor may not be named."""
 EXAMINED = {
     X86_64: {
         "ioctl": 16, "socket": 41, "socketpair": 53, "clone": 56, "fcntl": 72, "prctl": 157, "prlimit64": 302,
@@ -253,7 +242,7 @@ TERMINAL_INPUT = (0x5412, 0x541C)
 OWNER_OF_SIGNALS = (8, 15)
 """fcntl F_SETOWN and F_SETOWN_EX, which send signals to others when something can be read."""
 PRIVATE_OPTIONS = (1, 4, 0x59616D61)
-"""prctl PR_SET_PDEATHSIG, PR_SET_DUMPABLE and PR_SET_PTRACER: the keeper and the judge rely on them."""
+"""prctl PR_SET_PDEATHSIG, PR_SET_DUMPABLE and PR_SET_PTRACER: the supervisor and the judge rely on them."""
 
 LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 ALLOW, DONE, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050000, 0x00050001, 0x00050026, 0x80000000
@@ -269,11 +258,11 @@ def filter_architecture() -> str | None:
 
 
 def filter_program(architecture: str, alone: bool, guarded: tuple[int, ...] = (), *allowed: str) -> list[Instruction]:
-    """The filter as BPF instructions `(code, jump if true, jump if false, operand)`.
+    """Make the filter as BPF instructions `(code, jump if true, jump if false, operand)`.
 
-    `alone`: no namespaces are around it, so what they would stop is refused here, and whatever names one of the
-    `guarded` processes. What may be `allowed` besides: `timers` that go on while their process is stopped, and to
-    change the `cores` of a thread. An OpenMP library ends the process where it can not, so without it nothing happens.
+    `alone`: no namespaces are around it, so the filter refuses what they would stop, and calls that name a `guarded`
+    process. `allowed` may hold `timers` that go on while their process is stopped, and `cores`, changes of a thread's
+    cores. An OpenMP library ends the process where it cannot change them, so without `cores` the call does nothing.
     """
     refused = {**SAME_EVERYWHERE, **REFUSED[architecture], **(REFUSED_ALONE[architecture] if alone else {})}
     refused |= {} if "timers" in allowed else TIMERS[architecture]
@@ -289,8 +278,12 @@ def filter_program(architecture: str, alone: bool, guarded: tuple[int, ...] = ()
     # A later clone3 could hide its flags behind a pointer; "no such call" makes the C library fall back to clone.
     code += [(EQUAL, 0, 1, examined["clone3"]), (RETURN, 0, 0, ENOSYS)]
     code += _when(examined["clone"], FIRST_ARGUMENT, [(ANY_BIT, 0, 1, CLONE_NEW), (RETURN, 0, 0, EPERM)])
+    unix, netlink = LOCAL_FAMILIES
+    local: list[Instruction] = [(EQUAL, 2, 0, unix), (EQUAL, 1, 0, netlink), (RETURN, 0, 0, EPERM)]
+    if alone:
+        local += [(LOAD, 0, 0, SECOND_ARGUMENT), (AND, 0, 0, TYPE_BITS), *_refuse_values([DATAGRAM])]
     for call in ("socket", "socketpair"):
-        code += _when(examined[call], FIRST_ARGUMENT, _only_local_sockets(datagrams=not alone))
+        code += _when(examined[call], FIRST_ARGUMENT, local)
     code += _when(examined["ioctl"], SECOND_ARGUMENT, _refuse_values(TERMINAL_INPUT))
     if alone:
         code += _guard(architecture, guarded)
@@ -318,14 +311,6 @@ def _when(number: int, argument: int, body: list[Instruction]) -> list[Instructi
 
 def _refuse_values(values: Iterable[int]) -> list[Instruction]:
     return [step for value in values for step in ((EQUAL, 0, 1, value), (RETURN, 0, 0, EPERM))]
-
-
-def _only_local_sockets(datagrams: bool) -> list[Instruction]:
-    unix, netlink = LOCAL_FAMILIES
-    code: list[Instruction] = [(EQUAL, 2, 0, unix), (EQUAL, 1, 0, netlink), (RETURN, 0, 0, EPERM)]
-    if not datagrams:
-        code += [(LOAD, 0, 0, SECOND_ARGUMENT), (AND, 0, 0, TYPE_BITS), *_refuse_values([DATAGRAM])]
-    return code
 
 
 class _Program(ctypes.Structure):

@@ -41,8 +41,6 @@ class CudaError(Exception):
 
 
 class NoDriver(CudaError):
-    """There is no CUDA driver on this machine."""
-
     def __init__(self, why: str) -> None:
         super().__init__("loading libcuda", -1, why)
 
@@ -51,23 +49,12 @@ class _Copy2D(ctypes.Structure):
     """CUDA_MEMCPY2D."""
 
     _fields_ = (
-        ("src_x", c_size_t),
-        ("src_y", c_size_t),
-        ("src_type", c_int),
-        ("src_host", c_void_p),
-        ("src_device", c_uint64),
-        ("src_array", c_void_p),
-        ("src_pitch", c_size_t),
-        ("dst_x", c_size_t),
-        ("dst_y", c_size_t),
-        ("dst_type", c_int),
-        ("dst_host", c_void_p),
-        ("dst_device", c_uint64),
-        ("dst_array", c_void_p),
-        ("dst_pitch", c_size_t),
-        ("width", c_size_t),
-        ("height", c_size_t),
-    )
+        ("src_x", c_size_t), ("src_y", c_size_t), ("src_type", c_int), ("src_host", c_void_p),
+        ("src_device", c_uint64), ("src_array", c_void_p), ("src_pitch", c_size_t),
+        ("dst_x", c_size_t), ("dst_y", c_size_t), ("dst_type", c_int), ("dst_host", c_void_p),
+        ("dst_device", c_uint64), ("dst_array", c_void_p), ("dst_pitch", c_size_t),
+        ("width", c_size_t), ("height", c_size_t),
+    )  # fmt: skip
 
 
 @cache
@@ -102,14 +89,14 @@ def _name(loaded: ctypes.CDLL, code: int) -> str:
 
 
 def driver_version() -> str:
-    """The newest CUDA that the driver supports, as `13.0`."""
+    """Return the newest CUDA that the driver supports, as `13.0`."""
     number = c_int()
     call("cuDriverGetVersion", byref(number))
     return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 def device_count() -> int:
-    """Devices that this process may see; 0 where there is no driver."""
+    """Count the devices that this process may see; 0 where there is no driver."""
     number = c_int()
     try:
         call("cuDeviceGetCount", byref(number))
@@ -119,7 +106,7 @@ def device_count() -> int:
 
 
 def toolkit_compiler() -> str | None:
-    """The nvcc that torch will use: of CUDA_HOME, else on the path, else in its usual place."""
+    """Return the nvcc that torch will use: of CUDA_HOME, else on the path, else in its usual place."""
     for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")):
         if home and (Path(home) / "bin" / "nvcc").exists():
             return str(Path(home) / "bin" / "nvcc")
@@ -128,7 +115,7 @@ def toolkit_compiler() -> str | None:
 
 
 def device_uuid(ordinal: int = 0) -> str:
-    """As NVML and nvidia-smi write it: `GPU-...`. Makes no context."""
+    """Return the device's name as NVML and nvidia-smi write it: `GPU-...`. Makes no context."""
     device, raw = c_int(), (c_char * 16)()
     call("cuDeviceGet", byref(device), c_int(ordinal))
     call("cuDeviceGetUuid_v2", byref(raw), device)
@@ -136,7 +123,7 @@ def device_uuid(ordinal: int = 0) -> str:
 
 
 def device_name(ordinal: int = 0) -> str:
-    """As the driver reports it. Makes no context."""
+    """Return the device's model as the driver reports it. Makes no context."""
     device, buffer = c_int(), ctypes.create_string_buffer(256)
     call("cuDeviceGet", byref(device), c_int(ordinal))
     call("cuDeviceGetName", buffer, c_int(256), device)
@@ -174,11 +161,11 @@ class Context:
 
     @property
     def architecture(self) -> str:
-        """As `9.0`: what TORCH_CUDA_ARCH_LIST takes."""
+        """The compute capability as TORCH_CUDA_ARCH_LIST takes it: `9.0`."""
         return f"{self.attribute('major')}.{self.attribute('minor')}"
 
     def free_bytes(self) -> tuple[int, int]:
-        """Free and total device memory."""
+        """Return free and total device memory."""
         free, total = c_size_t(), c_size_t()
         call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value, total.value
@@ -191,7 +178,7 @@ class Context:
 
 
 def begin_context(ordinal: int = 0) -> threading.Thread:
-    """The thread that makes the device's primary context, a third of a second, while its caller does something else."""
+    """Start a thread that makes the device's primary context, a third of a second, beside its caller's work."""
 
     def begin() -> None:
         with suppress(CudaError):  # it is met again, and told, by who uses the device
@@ -203,12 +190,10 @@ def begin_context(ordinal: int = 0) -> threading.Thread:
 
 
 def synchronize() -> None:
-    """Wait until all work of the current context is done."""
     call("cuCtxSynchronize")
 
 
 def allocate(size: int) -> int:
-    """Device memory that nobody else can have."""
     address = c_uint64()
     call("cuMemAlloc_v2", byref(address), c_size_t(size))
     return address.value
@@ -244,19 +229,17 @@ class Stream:
         call("cuStreamCreate", byref(self._stream), c_uint(NON_BLOCKING))
 
     def copy(self, target: int, source: int, size: int) -> None:
-        """Device to device."""
         call("cuMemcpyDtoDAsync_v2", c_uint64(target), c_uint64(source), c_size_t(size), self._stream)
 
     def fill(self, target: int, word: int, count: int) -> None:
-        """`count` 32-bit words."""
+        """Fill `count` 32-bit words."""
         call("cuMemsetD32Async", c_uint64(target), c_uint(word), c_size_t(count), self._stream)
 
     def fill_bytes(self, target: int, byte: int, count: int) -> None:
-        """`count` bytes."""
         call("cuMemsetD8Async", c_uint64(target), ctypes.c_ubyte(byte), c_size_t(count), self._stream)
 
     def gather(self, target: int, source: int, pitch: int, rows: int) -> None:
-        """`rows` words of 4 bytes that lie `pitch` bytes apart, in one copy to pinned memory of the host."""
+        """Copy `rows` words of 4 bytes, `pitch` bytes apart, to pinned memory of the host at once."""
         copy = _Copy2D()
         copy.src_type, copy.src_device, copy.src_pitch = DEVICE_MEMORY, source, pitch
         copy.dst_type, copy.dst_host, copy.dst_pitch = HOST_MEMORY, target, 4
@@ -264,12 +247,10 @@ class Stream:
         call("cuMemcpy2DAsync_v2", byref(copy), self._stream)
 
     def record(self, event: CudaEvent) -> None:
-        """Put a mark behind what was issued so far."""
         call("cuEventRecord", event.event, self._stream)
 
     @property
     def handle(self) -> int:
-        """The stream as other libraries take it."""
         return int(self._stream.value or 0)
 
     @property
@@ -299,8 +280,6 @@ def write_value(stream: int, address: int, value: int) -> None:
 
 
 class CudaEvent:
-    """A point in time on the device."""
-
     def __init__(self) -> None:
         self.event = c_void_p()
         call("cuEventCreate", byref(self.event), c_uint(0))
@@ -318,7 +297,7 @@ class CudaEvent:
 
 
 def copy(target: int, source: int, size: int) -> None:
-    """Device to device, in the order of the default stream."""
+    """Copy from device to device, in the order of the default stream."""
     if size:
         call("cuMemcpyDtoD_v2", c_uint64(target), c_uint64(source), c_size_t(size))
 
@@ -372,7 +351,7 @@ class _Handle(ctypes.Structure):
 
 
 class Shared:
-    """Device memory behind a file descriptor: made here, or imported from whoever made it. Mapped; close it."""
+    """Device memory behind a file descriptor: made here, or imported from its maker. Mapped; close it."""
 
     def __init__(self, ordinal: int, size: int, fd: int | None = None) -> None:
         """`fd` None: make it. Else import it; `size` must be the maker's `bytes`."""
@@ -407,7 +386,7 @@ class Shared:
         call("cuMemSetAccess", address, size, byref(access), c_size_t(1))
 
     def export(self) -> int:
-        """A new descriptor for another process; the caller closes it."""
+        """Return a new descriptor for another process; the caller closes it."""
         fd = c_int(-1)
         call("cuMemExportToShareableHandle", byref(fd), self._handle, c_int(POSIX_FD), c_uint64(0))
         return fd.value
@@ -446,7 +425,7 @@ def chain_obstacle(ordinal: int = 0) -> str:
 
 
 def address_range(address: int) -> tuple[int, int]:
-    """First address and size of the allocation that holds an address."""
+    """Return first address and size of the allocation that holds an address."""
     base, size = c_uint64(), c_size_t()
     call("cuMemGetAddressRange_v2", byref(base), byref(size), c_uint64(address))
     return base.value, size.value
@@ -460,14 +439,13 @@ def allocation_id(address: int) -> int:
 
 
 def ipc_handle(base: int) -> bytes:
-    """A name, for other processes, of the allocation that starts here; only for memory of cudaMalloc."""
+    """Return a name, for other processes, of the allocation that starts here; only for memory of cudaMalloc."""
     handle = _Handle()
     call("cuIpcGetMemHandle", byref(handle), c_uint64(base))
     return bytes(ctypes.string_at(byref(handle), HANDLE_BYTES))
 
 
 def ipc_open(handle: bytes) -> int:
-    """Map another process's allocation."""
     if len(handle) != HANDLE_BYTES:
         raise ValueError(f"a handle of {len(handle)} bytes, where {HANDLE_BYTES} are wanted")
     address = c_uint64()

@@ -1,4 +1,4 @@
-"""The child's side of device memory: lent inputs as tensors, and where outputs lie. Both without a copy."""
+"""The child's side of device memory: shared inputs as tensors, and where outputs lie. Both without a copy."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class ArrayInterface:
 
 
 class Borrowed:
-    """Memory that the judge lends by descriptor, and the tensors in it. Keep it as long as they are used."""
+    """Memory that the judge shares by descriptor, and the tensors in it. Keep it as long as they are used."""
 
     def __init__(self, fd: int, size: int, specs: Sequence[dict[str, Any]]) -> None:
         """`size`: all bytes of the allocation; `specs`: dtype, shape, and offset in bytes of each tensor."""
@@ -51,7 +51,7 @@ class Borrowed:
 
 
 class Spill:
-    """Memory that the judge lends for outputs whose own memory it can not map; filled from the start in each call."""
+    """Shared memory for outputs whose own memory the judge cannot map; filled from the start in each call."""
 
     def __init__(self) -> None:
         self._borrowed: Borrowed | None = None
@@ -66,7 +66,7 @@ class Spill:
         self._used = 0
 
     def take(self, tensor: torch.Tensor) -> dict[str, Any]:
-        """Copy an output here; tells where. Part of the call's time."""
+        """Copy an output here and return where it lies. Part of the call's time."""
         size = tensor.numel() * tensor.element_size()
         room = self._borrowed.tensors[0] if self._borrowed is not None else None
         if room is None or self._used + size > room.numel():
@@ -80,10 +80,10 @@ class Spill:
 def describe(
     tensor: torch.Tensor, spill: Spill | None = None, waits: bool = True
 ) -> tuple[dict[str, Any], torch.Tensor]:
-    """Where a device tensor lies, for the judge to map; and the tensor to keep alive until it has done so.
+    """Return where a device tensor lies, for the judge to map, and the tensor to keep alive until it has done so.
 
-    What no other process can map (of cudaMallocAsync, managed, or lent by the judge; or all, where the driver forbids
-    it) is copied first, which is part of the call's time; unless it `waits`, raises `NoRoom` in place of that.
+    Memory that no other process can map (of cudaMallocAsync, managed, or the judge's own; or all, where the driver
+    forbids it) is copied first, as part of the call's time. Unless it `waits`, it raises `NoRoom` instead.
     """
     refuse_unplain(tensor, "cuda")
     if not waits:

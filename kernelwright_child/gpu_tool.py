@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from kernelwright_child import wire
-from kernelwright_child.casting import differentiate, fix_precision, lent_tensors, weights_of
 from kernelwright_child.model_runner import ModelRunner
+from kernelwright_child.models import differentiate, fix_precision, shared_tensors, weights_of
 from kernelwright_child.wire import Handler, Message, failure
 
 START = (
@@ -43,10 +43,10 @@ class Tools:
         return {}
 
     def run(self, message: Message, fds: list[int]) -> Message:
-        """The exit code of the tool, its report, and the end of what it and the program printed.
+        """Return the exit code of the tool, its report, and the end of what it and the program printed.
 
         `command` are the words in front of the program's own, `environment` is what they need beside this child's,
-        `plan` is for `main`; in all of them `{report}` stands for the file of the report.
+        `plan` is for `main`; in all of them `{report}` is the file of the report.
         """
         os.sched_setaffinity(0, message["cores"])
         folder = Path(os.environ["TMPDIR"])
@@ -67,7 +67,7 @@ class Tools:
 
 
 def _text(path: Path) -> str:
-    """The start and the end of a file; empty where there is none that can be read."""
+    """Return the start and the end of a file; empty where there is none that can be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _trial(plan: dict[str, Any]) -> Callable[[], object]:
-    """Something small that is right: whether the tool works here at all."""
+    """Return a small correct call: whether the tool works here at all."""
     values = torch.ones(2**20, device=plan["device"])
     return lambda: values.mul_(2)
 
@@ -116,7 +116,7 @@ def _candidate(plan: dict[str, Any]) -> Callable[[], object]:
     assert runner.model is not None and runner.run is not None
     run, model = runner.run, runner.model.to(device)
     values = kept["values"]
-    tensors = [tensor.to(device) for fd in _fds(values) for tensor in lent_tensors(fd, values["specs"])]
+    tensors = [tensor.to(device) for fd in _fds(values) for tensor in shared_tensors(fd, values["specs"])]
     given = wire.unpack(values["tree"], tensors)
     if plan["gradients"]:
         return lambda: differentiate(run, weights_of(model, runner.order), given)

@@ -1,4 +1,4 @@
-"""What a worker does in place of its other answers once it has been told to use the device.
+"""Answers of a worker that uses the device, in place of those of a processor.
 
 The candidate shares this process and may change all of it. Nothing here is relied on: the judge looks at the outputs
 itself, before it stops its clock and after.
@@ -13,9 +13,9 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelwright_child import driver, gpu_memory, wire
-from kernelwright_child.casting import differentiate, fix_precision, weights_of, widened, widened_value
 from kernelwright_child.gpu_tool import Tools
 from kernelwright_child.model_runner import ModelRunner, seed_draws
+from kernelwright_child.models import differentiate, fix_precision, weights_of, widened, widened_value
 from kernelwright_child.observe import kernels_of
 from kernelwright_child.wire import Handler, Message
 
@@ -29,7 +29,7 @@ MANY = 2**18
 
 
 def use_device(worker: ModelRunner, handlers: dict[str, Handler]) -> None:
-    """From now on answer on the device: replaces the handlers of the same names."""
+    """Answer on the device from now on: replace the handlers of the same names."""
     device = OnDevice(worker)
     handlers.update(device.handlers() | Tools().handlers())
     if hasattr(worker, "draw_values"):
@@ -56,13 +56,13 @@ def get_ready(threads: int) -> None:
 
 
 class OnDevice:
-    """The GPU's part of a worker; holds the memory that is lent to it."""
+    """The GPU's part of a worker; holds the memory that is shared with it."""
 
     def __init__(self, worker: ModelRunner) -> None:
         self.worker = worker
         self._borrowed: gpu_memory.Borrowed | None = None
         self._spill: gpu_memory.Spill | None = None if hasattr(worker, "draw_values") else gpu_memory.Spill()
-        """Where outputs go that can not be mapped; a reference copies them to where they can."""
+        """Where outputs go that cannot be mapped; a reference copies them to where they can."""
         self._events: tuple[Any, Any] | None = None
         self._nothing: torch.Tensor | None = None
         self._woken: torch.Tensor | None = None
@@ -90,7 +90,7 @@ class OnDevice:
         }
 
     def to_device(self, message: Message, fds: list[int]) -> Message:
-        """Fix the precision and move the model, weights and all; tells torch's switches. After `weights`, if any."""
+        """Fix the precision and move the model, weights and all; return torch's switches. After `weights`, if any."""
         assert self.worker.model is not None
         switches = fix_precision(message["precision"])
         self.worker.model.to("cuda")
@@ -98,20 +98,19 @@ class OnDevice:
         return {"switches": switches}
 
     def lend(self, message: Message, fds: list[int]) -> Message:
-        """Map the device memory that inputs will appear in."""
-        self.worker.lent = []
+        self.worker.shared = []
         if hasattr(self.worker, "draw_values"):  # a candidate may keep a view of what it was lent, and is not trusted
             self._give_back()
         self._borrowed = gpu_memory.Borrowed(fds[0], message["bytes"], message["specs"])
         os.close(fds[0])
-        self.worker.lent = self._borrowed.tensors
+        self.worker.shared = self._borrowed.tensors
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         self._events = first, last
         self._woken = torch.zeros(1, device="cuda")
         return {}
 
     def _give_back(self) -> None:
-        """Let go of the memory that was lent last: a mapping keeps it."""
+        """Release the memory that was shared last: a mapping keeps it."""
         self._kept, self.worker.results = [], None
         if self._borrowed is not None:
             torch.cuda.synchronize()
@@ -126,24 +125,23 @@ class OnDevice:
         return {}
 
     def trial(self, message: Message, fds: list[int]) -> Message:
-        """A small tensor as outputs are shown, for the judge to try to map."""
+        """Show a small tensor as outputs are shown, for the judge to try to map."""
         self._kept = [torch.ones(1024, device="cuda")]
         torch.cuda.synchronize()
         return {"tensors": [gpu_memory.describe(self._kept[0])[0]]}
 
     def copy_outputs(self, message: Message, fds: list[int]) -> Message:
-        """From now on put all outputs into the memory that was lent for them."""
+        """Put all outputs into the memory that is shared for them from now on."""
         assert self._spill is not None
         self._spill.takes_all = True
         return {}
 
     def call(self, message: Message, fds: list[int]) -> Message:
-        """One call on the lent inputs; `device_ms` is by the device's events, if the candidate left them alone."""
+        """Call once on the shared inputs; `device_ms` is by the device's events, if the candidate left them alone."""
         with torch.no_grad():
             return self.timed(lambda arguments: self._run(*arguments), message)
 
     def backward(self, message: Message, fds: list[int]) -> Message:
-        """The same forward and backward."""
         return self.timed(self._differentiated, message)
 
     def lend_flags(self, message: Message, fds: list[int]) -> Message:
@@ -153,16 +151,16 @@ class OnDevice:
         return {}
 
     def ahead(self, message: Message, fds: list[int]) -> Message:
-        """Issue calls ahead on the lent inputs; the device runs each once the judge's flag says that they are new.
+        """Issue calls ahead on the shared inputs; the device runs each once the judge's flag says that they are new.
 
-        `host_ms` is what each took to issue; `times` tells what the device took. With `show` the answer says where the
-        results lie. Two options need flags that are there already: with `waits` each call is waited for, and
-        `latency_ms` is how long it took from an idle device; `spin_ms` keeps the device busy for as long first.
+        `host_ms` is the time to issue each; `times` returns the device's. With `show` the answer says where the results
+        lie. Two options need flags that are there already. With `waits` each call is waited for, and `latency_ms` is
+        its time from an idle device; `spin_ms` keeps the device busy for as long first.
         """
         assert self._flags is not None
         stream = torch.cuda.current_stream()
         begun, done = self._flags.address, self._flags.address + driver.DONE_OFFSET
-        arguments = wire.unpack(message["arguments"], self.worker.lent)
+        arguments = wire.unpack(message["arguments"], self.worker.shared)
         run = self._ahead_of(message["of"], arguments, message["bytes"])
         self._kept, self.worker.results, self._timed = [], None, []
         results, host_ms, latency_ms = [], [], []
@@ -188,13 +186,13 @@ class OnDevice:
         return shown | {"host_ms": host_ms, "latency_ms": latency_ms}
 
     def _ahead_of(self, what: str, arguments: Any, sizes: list[int]) -> Callable[[], Any]:
-        """A call of the model with or without gradients, or one that reads the inputs and fills results."""
+        """Return a call of the model with or without gradients, or one that reads the inputs and fills results."""
         if what == "backward":
             return lambda: self._differentiated(arguments)
         if what == "call":
             return lambda: self._run(*arguments)
         results = [torch.zeros(size, dtype=torch.uint8, device="cuda") for size in sizes]
-        words = [tensor.reshape(-1).view(torch.uint8) for tensor in self.worker.lent]
+        words = [tensor.reshape(-1).view(torch.uint8) for tensor in self.worker.shared]
         words = [one[: one.numel() // 8 * 8].view(torch.int64) for one in words]
         total = torch.zeros((), dtype=torch.int64, device="cuda")
 
@@ -213,14 +211,13 @@ class OnDevice:
         return {"device_ms": [start.elapsed_time(end) for start, end in self._timed]}
 
     def nothing(self, message: Message, fds: list[int]) -> Message:
-        """A call that computes next to nothing: what the protocol costs."""
+        """Make a call that computes next to nothing: the cost of the protocol."""
         if self._nothing is None:
             self._nothing = torch.zeros(1024, dtype=torch.uint8, device="cuda")
         result = self._nothing
         return self.timed(lambda arguments: result.fill_(1), {"arguments": {"l": []}})
 
     def state(self, message: Message, fds: list[int]) -> Message:
-        """The model's buffers as they are now, shown like outputs."""
         self.worker.state(message, fds)
         torch.cuda.synchronize()
         return self._shown(self.worker.results)
@@ -233,13 +230,12 @@ class OnDevice:
         return {}
 
     def kernels(self, message: Message, fds: list[int]) -> Message:
-        """The kernels of a call on the lent inputs as they lie there."""
-        arguments = wire.unpack(message["arguments"], self.worker.lent)
+        """Return the kernels of a call on the shared inputs as they are."""
+        arguments = wire.unpack(message["arguments"], self.worker.shared)
         with torch.no_grad():
             return {"kernels": kernels_of(lambda: self._run(*arguments))[:64]}
 
     def answered(self, arguments: Any, differentiated: bool) -> Any:
-        """What the model makes of the arguments, with gradients or without."""
         return self._differentiated(arguments) if differentiated else self._run(*arguments)
 
     def _run(self, *arguments: Any) -> Any:
@@ -251,8 +247,8 @@ class OnDevice:
         return differentiate(self.worker.run, weights_of(self.worker.model, self.worker.order), values)
 
     def timed(self, run: Callable[[Any], Any], message: Message) -> Message:
-        """Run on the lent inputs, wait for the device, tell where the outputs lie."""
-        arguments = wire.unpack(message["arguments"], self.worker.lent)
+        """Run on the shared inputs, wait for the device, return where the outputs lie."""
+        arguments = wire.unpack(message["arguments"], self.worker.shared)
         self._kept, self.worker.results = [], None
         assert self._events is not None
         start, end = self._events
@@ -268,9 +264,9 @@ class OnDevice:
         return shown | {"device_ms": device_ms}
 
     def _shown(self, value: Any, waits: bool = True) -> Message:
-        """The structure of a value and where its tensors lie, which stay there until the next question.
+        """Return the structure of a value and where its tensors lie, which stay there until the next question.
 
-        Unless it `waits`, raises `NoRoom` for tensors that have to be copied first.
+        Unless it `waits`, it raises `NoRoom` for tensors that have to be copied first.
         """
         tensors: list[torch.Tensor] = []
         tree = wire.pack(value, tensors)
@@ -301,11 +297,10 @@ class Drawing:
         }
 
     def policy(self, message: Message, fds: list[int]) -> Message:
-        """Set torch's precision switches anew; tells what they are."""
         return {"switches": fix_precision(message["precision"])}
 
     def layout(self, message: Message, fds: list[int]) -> Message:
-        """The structure of the inputs with dtype and shape of each tensor."""
+        """Return the structure of the inputs with dtype and shape of each tensor."""
         tensors: list[torch.Tensor] = []
         tree = wire.pack(self._drawn(message), tensors)
         return {
@@ -314,10 +309,10 @@ class Drawing:
         }
 
     def draw(self, message: Message, fds: list[int]) -> Message:
-        """Put fresh inputs under the given seed into the lent memory, where the judge takes them from."""
+        """Put fresh inputs under the given seed into the shared memory, where the judge takes them from."""
         tensors: list[torch.Tensor] = []
         tree = wire.pack(self._drawn(message), tensors)
-        for place, tensor in zip(self._device.worker.lent, tensors, strict=True):
+        for place, tensor in zip(self._device.worker.shared, tensors, strict=True):
             if place.shape != tensor.shape or place.dtype != tensor.dtype:
                 raise wire.WireError("get_inputs gives tensors of another shape or dtype under another seed")
             place.copy_(tensor)
@@ -325,7 +320,7 @@ class Drawing:
         return {"tree": tree}
 
     def _drawn(self, message: Message) -> Any:
-        """The inputs, made on the device where the problem's own code lets itself be moved there.
+        """Make the inputs on the device where the problem's own code can be moved there.
 
         With `on_host` it is not tried: there they take none of the device's memory.
         """
@@ -340,11 +335,11 @@ class Drawing:
         return self._reference.draw_values(message["seed"])
 
     def size(self, message: Message, fds: list[int]) -> Message:
-        """Bytes that a call on the lent inputs takes.
+        """Return the bytes that a call on the shared inputs takes.
 
-        Of its result and of a float64 one, each tensor with some room; of all that is alive at once in it; of weights.
+        Its result and a float64 one, each tensor with some room; all that is alive at once in it; weights.
         """
-        arguments = wire.unpack(message["arguments"], self._device.worker.lent)
+        arguments = wire.unpack(message["arguments"], self._device.worker.shared)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -362,17 +357,15 @@ class Drawing:
         }
 
     def exact_call(self, message: Message, fds: list[int]) -> Message:
-        """One call of the model in float64, floating inputs widened."""
         with torch.no_grad():
             return self._exact(lambda model, arguments: self._reference.called(arguments, message), message)
 
     def exact_backward(self, message: Message, fds: list[int]) -> Message:
-        """The same forward and backward."""
         order = self._reference.order
         return self._exact(lambda model, values: differentiate(model, weights_of(model, order), values), message)
 
     def _exact(self, call: Callable[[Any, Any], Any], message: Message) -> Message:
-        """On the device, or on the processor where its memory does not do; then only the result comes to the device."""
+        """Run on the device, or on the processor where memory is too small; then only the result moves."""
         model = self._reference.model
 
         def here(arguments: Any) -> Any:

@@ -1,16 +1,23 @@
-"""What a worker and a reference have in common: one model, its weights and inputs, and calls of it."""
+"""A model in a child, its weights and inputs, and calls of it: the handlers that worker and reference share."""
 
 import ctypes
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from kernelwright_child import inline, wire
-from kernelwright_child.casting import cast_model, constant_of, differentiate, lent_tensors, weights_of
+from kernelwright_child import builder, wire
+from kernelwright_child.models import (
+    cast_model,
+    constant_of,
+    construct,
+    differentiate,
+    run_source,
+    shared_tensors,
+    weights_of,
+)
 from kernelwright_child.observe import observe
 from kernelwright_child.wire import Handler, Message
 
@@ -21,13 +28,13 @@ class ModelRunner:
     def __init__(self, unbuilt: Callable[[], object] = lambda: None) -> None:
         self.unbuilt = unbuilt
         """Called where the candidate asks for an extension that was not built before."""
-        self.model: torch.nn.Module | None = None
-        self.run: Callable[..., Any] | None = None
+        self.model: Any = None
+        self.run: Any = None
         """What is called: the model, or a compiled form of it."""
         self.order: list[tuple[str, torch.Size]] = []
         """The model's own names of the weights that were handed over, in the judge's order, with the judge's shapes."""
         self.constructor: Callable[[], Any] = torch.nn.Module
-        """Makes a model of the entry that was loaded, with the arguments that were given."""
+        """Makes a model of the loaded entry with the given arguments."""
         self.dtype: str | None = None
         self.earlier: list[torch.nn.Module | None] = []
         """Models that others have replaced, alive so that no other one takes their place in memory."""
@@ -35,7 +42,7 @@ class ModelRunner:
         """Weights that `restore` puts back: the judge's number, and a name in results, empty where none holds it."""
         self.followed: list[tuple[str, torch.nn.Module, str, torch.Tensor, torch.Tensor]] = []
         """The same in the model: that name, module, name in it, the tensor, and its value before a call."""
-        self.lent: list[torch.Tensor] = []
+        self.shared: list[torch.Tensor] = []
         self.results: Any = None
 
     def handlers(self) -> dict[str, Handler]:
@@ -61,8 +68,8 @@ class ModelRunner:
         Constructor tensors, if any, come in the descriptor.
         """
         torch.set_num_threads(message["threads"])
-        inline.reuse(message["built"], self.unbuilt)
-        tensors = lent_tensors(fds[0], message["specs"]) if fds else []
+        builder.reuse(message["built"], self.unbuilt)
+        tensors = shared_tensors(fds[0], message["specs"]) if fds else []
         # A second OpenMP library that the candidate brings counts the cores while it is loaded, and must see them all.
         with on_cores(message["cores"]):
             namespace = run_source(message["source"], "candidate")
@@ -72,9 +79,9 @@ class ModelRunner:
         return {}
 
     def construct(self, seed: int | None, vary: bool = False) -> dict[str, torch.Tensor]:
-        """Construct another model under this seed, on the device of the one before; its state as constructed.
+        """Construct another model under this seed, on the device of the one before; return its state as constructed.
 
-        `vary`: what torch's layers set to constants is drawn.
+        `vary`: the constants of torch's layers are drawn.
         """
         is_on_device = self.model is not None and any(value.is_cuda for value in self.model.state_dict().values())
         if seed is not None:
@@ -94,8 +101,7 @@ class ModelRunner:
 
     def replace_constants(self, message: Message, fds: list[int]) -> Message:
         """Give every weight whose elements all have one of the given values the other values that come for its size."""
-        assert self.model is not None
-        given = list(zip(message["constants"], lent_tensors(fds[0], message["specs"]), strict=True))
+        given = list(zip(message["constants"], shared_tensors(fds[0], message["specs"]), strict=True))
         only = message["only"]
         for name, weight in self.model.state_dict().items():
             for constant, values in given if only is None or name in only else ():
@@ -106,9 +112,8 @@ class ModelRunner:
 
     def weights(self, message: Message, fds: list[int]) -> Message:
         """Copy the reference's parameters and buffers in, by name where all names match, else by order and shape."""
-        assert self.model is not None
         self.restore({}, [])
-        given = dict(zip(message["names"], lent_tensors(fds[0], message["specs"]), strict=True))
+        given = dict(zip(message["names"], shared_tensors(fds[0], message["specs"]), strict=True))
         own = self.model.state_dict()
         by_name = own.keys() == given.keys() and all(own[name].shape == given[name].shape for name in own)
         names = list(given) if by_name else _by_order(own, given)
@@ -119,17 +124,15 @@ class ModelRunner:
         return {"how": "by name" if by_name else "by order"}
 
     def lend(self, message: Message, fds: list[int]) -> Message:
-        """Map the memory that inputs will appear in."""
-        self.lent = lent_tensors(fds[0], message["specs"])
+        self.shared = shared_tensors(fds[0], message["specs"])
         return {}
 
     def observe(self, message: Message, fds: list[int]) -> Message:
-        assert self.model is not None and self.run is not None
-        run, values = self.run, wire.unpack(message["arguments"], self.lent)
+        run, values = self.run, wire.unpack(message["arguments"], self.shared)
         if message["gradients"]:
             weights = weights_of(self.model, self.order)
             return {"observed": observe(lambda: differentiate(run, weights, values))}
-        given = [(self.lent[index], self.lent[index].clone()) for index in message.get("changes", ())]
+        given = [(self.shared[index], self.shared[index].clone()) for index in message.get("changes", ())]
 
         def restore() -> None:
             self.restore({}, [])
@@ -140,7 +143,7 @@ class ModelRunner:
             return {"observed": observe(lambda: run(*values), restore)}
 
     def reserve(self, message: Message, fds: list[int]) -> Message:
-        """Have so many bytes of free memory that was used before: fresh pages cost a fault for every 4 KiB.
+        """Have this many bytes of free memory that was used before: fresh pages cost a fault for every 4 KiB.
 
         They hold NaN for floating types, so that what a kernel does not write is not zero by chance.
         """
@@ -149,9 +152,8 @@ class ModelRunner:
         return {}
 
     def call(self, message: Message, fds: list[int]) -> Message:
-        """Call the model on the lent inputs and say where its outputs lie; they stay alive until the next call."""
-        assert self.run is not None
-        arguments = wire.unpack(message["arguments"], self.lent)
+        """Call the model on the shared inputs and say where its outputs lie; they stay alive until the next call."""
+        arguments = wire.unpack(message["arguments"], self.shared)
         self.results = None
         seed_draws(message)
         with torch.no_grad():
@@ -159,8 +161,7 @@ class ModelRunner:
         return place(self.results)
 
     def follow(self, message: Message, fds: list[int]) -> Message:
-        """From now on results hold what calls make of these weights, and `restore` puts their present values back."""
-        assert self.model is not None
+        """Have results hold what calls make of these weights, and `restore` put their present values back."""
         self.follows, self.followed = message["weights"], []
         for number, label in self.follows:
             path, _, name = self.order[number][0].rpartition(".")
@@ -178,25 +179,22 @@ class ModelRunner:
         return {}
 
     def with_state(self, result: Any) -> Any:
-        """A result together with the followed weights."""
         state = {label: getattr(module, name) for label, module, name, *_ in self.followed if label}
         return {wire.RESULT: result} | state if state else result
 
     def state(self, message: Message, fds: list[int]) -> Message:
-        """The model's buffers as calls have left them, all weights where some are followed, in the judge's order."""
-        assert self.model is not None
+        """Return the buffers as calls have left them, all weights where some are followed, in the judge's order."""
         own = self.model.state_dict() if self.follows else dict(self.model.named_buffers(remove_duplicate=False))
         self.results = [own[name] for name, _ in self.order if name in own]
         return place(self.results)
 
     def backward(self, message: Message, fds: list[int]) -> Message:
-        """Forward and backward on the lent inputs, from the lent gradients of the outputs.
+        """Run forward and backward on the shared inputs, from the shared gradients of the outputs.
 
-        Tells the outputs, the gradients of the inputs, and those of the weights in the judge's order; None where
+        Returns the outputs, the gradients of the inputs, and those of the weights in the judge's order; None where
         nothing flows.
         """
-        assert self.model is not None and self.run is not None
-        values = wire.unpack(message["arguments"], self.lent)
+        values = wire.unpack(message["arguments"], self.shared)
         self.results = None
         seed_draws(message)
         self.results = differentiate(self.run, weights_of(self.model, self.order), values)
@@ -205,7 +203,7 @@ class ModelRunner:
 
 @contextmanager
 def constants_drawn() -> Iterator[None]:
-    """Within it torch's layers draw what they otherwise set to constants, so that these depend on the seed too."""
+    """Have torch's layers draw what they otherwise set to constants, so that these depend on the seed too."""
     norm = torch.nn.modules.batchnorm._NormBase
     names, reset = ("ones_", "zeros_", "constant_"), norm.reset_running_stats
     plain = {name: getattr(torch.nn.init, name) for name in names}
@@ -274,29 +272,14 @@ def stock_small_chunks() -> None:
             libc.free(chunk)
 
 
-def construct(entry: Callable[..., Any], arguments: Any) -> Any:
-    """Call a constructor with what `get_init_inputs` gave: a list by position, a dictionary by name."""
-    return entry(**arguments) if isinstance(arguments, dict) else entry(*arguments)
-
-
 def place(value: Any) -> Message:
     tensors: list[torch.Tensor] = []
     tree = wire.pack(value, tensors)
     return {"tree": tree, "tensors": [wire.describe(tensor) for tensor in tensors]}
 
 
-def run_source(path: str, name: str) -> dict[str, Any]:
-    """Execute a file as a module of its own, so that classes, pickling and inspection find their source."""
-    module = type(sys)(name)
-    module.__file__ = path
-    sys.modules[name] = module
-    with open(path, encoding="utf-8") as file:
-        exec(compile(file.read(), path, "exec"), module.__dict__)
-    return module.__dict__
-
-
 def _by_order(own: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> list[str]:
-    """The model's own names in the judge's order; shapes must agree, or only differ by axes of size one."""
+    """Return the model's own names in the judge's order; shapes must agree, or only differ by axes of size one."""
     mine = [f"{name}{list(value.shape)}" for name, value in own.items()]
     theirs = [f"{name}{list(value.shape)}" for name, value in given.items()]
     pairs = zip(own.values(), given.values(), strict=False)

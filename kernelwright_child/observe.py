@@ -1,8 +1,7 @@
-"""What really runs in one call of a candidate: operators and kernels with their time, native functions, source lines.
+"""A profile of one call of a candidate: operators and kernels with their time, native functions, source lines.
 
-It is looked at in a process that is not timed any more, so nothing here changes a timing, and what is seen is what
-the timed calls had come to. The candidate shares this process and can lie in it: what comes out is evidence,
-never proof.
+It is taken in a process that is not timed any more, so nothing here changes a timing. The candidate shares this process
+and can lie in it: the profile is evidence, never proof.
 """
 
 import os
@@ -120,7 +119,7 @@ def _longest(rows: list[tuple[str, int, float]]) -> list[list[Any]]:
 
 
 def _is_own(frame: FrameType) -> bool:
-    return os.path.basename(frame.f_code.co_filename) == OWN_FILE  # noqa: PTH119 - for every call that is traced
+    return os.path.basename(frame.f_code.co_filename) == OWN_FILE
 
 
 def kernels_of(run: Callable[[], Any], calls: int = 3) -> list[tuple[str, int, float]]:

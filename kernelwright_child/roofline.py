@@ -1,18 +1,19 @@
 """The necessary work of a model: which bytes it must read and write, and the operations of its products.
 
 Runs in the reference's child, in a call like any other: fake tensors would compute nothing, but torch needs seconds to
-import what makes them. What is found is a lower bound. Bytes are those of the whole model's inputs, weights and
-outputs, once each; what lies between can stay on the chip. An input counts as far as some operation on the way to an
-output reads it for certain, whatever its values.
+import what makes them. The result is a lower bound. Bytes are those of the entire model's inputs, weights and outputs,
+once each; what lies between can stay on the chip. An input counts as far as some operation on the way to an output
+reads it for certain, whatever its values.
 
 First come the tables of single operators: what they read and compute, and which of them leave no room to rearrange. An
-operator that is in no table is taken to read all that it is given and to compute nothing that counts. Products and
+operator that is in no table is taken to read all its inputs and to compute nothing that counts. Products and
 convolutions count the operations of the direct algorithm, and the fewest known; a multiplication with the addition that
 follows it counts as two operations, as in every vendor's peak.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,8 +25,6 @@ from torch.utils.flop_counter import flop_registry
 
 
 class Arithmetic(NamedTuple):
-    """Operations of one product."""
-
     direct: int
     """Of the direct algorithm, without what falls outside the image or between the strides."""
     least: int
@@ -41,12 +40,11 @@ NOTHING = Arithmetic(0, 0)
 
 
 def product(batch: int, rows: int, inner: int, columns: int) -> Arithmetic:
-    """A batch of products of [rows, inner] and [inner, columns]."""
     return Arithmetic(2 * batch * rows * inner * columns, int(2 * batch * fewest(rows, inner, columns)))
 
 
 def fewest(rows: float, inner: float, columns: float) -> float:
-    """Multiply-adds of a matrix product by Strassen's recursion in Winograd's form, where it saves any.
+    """Count multiply-adds of a matrix product by Strassen's recursion in Winograd's form, where it saves any.
 
     Seven half-sized products and 15 additions of blocks: 4 of the left factor's, 4 of the right's, 7 of the result's
     (S. Winograd, On multiplication of 2x2 matrices, Linear Algebra and its Applications 4, 1971). An addition takes the
@@ -93,7 +91,7 @@ class Window(NamedTuple):
 
 
 def _union(intervals: Iterable[tuple[int, int]]) -> int:
-    """How many whole numbers lie in at least one of the half-open intervals."""
+    """Count the whole numbers that lie in at least one of the half-open intervals."""
     total, reached = 0, None
     for first, end in sorted(intervals):
         start = first if reached is None else max(first, reached)
@@ -147,7 +145,7 @@ class Convolution(NamedTuple):
 
 
 def attention(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> Arithmetic:
-    """Scores and weighted values of [batch, heads, tokens, features]; masks save nothing that is counted here."""
+    """Count scores and weighted values of [batch, heads, tokens, features]; masks save nothing that is counted here."""
     batch = query[0] * query[1]
     return product(batch, query[2], query[3], key[2]) + product(batch, query[2], key[2], value[3])
 
@@ -171,32 +169,14 @@ UNREAD = _words(
     "new_full new_empty_strided fill_ zero_ uniform_ normal_ any all"
 )
 """Take a tensor for its shape alone, or may stop at the first element that decides."""
-PARTLY_READ = {
-    "copy_": (0,),
-    "index": (0,),
-    "index_select": (0,),
-    "gather": (0,),
-    "take": (0,),
-    "embedding": (0,),
-    "_embedding_bag": (0,),
-    "_embedding_bag_forward_only": (0,),
-    "nll_loss_forward": (0,),
-    "nll_loss2d_forward": (0,),
-    "grid_sampler_2d": (0,),
-    "grid_sampler_3d": (0,),
-    "index_put": (0,),
-    "index_put_": (0,),
-    "scatter": (0,),
-    "scatter_": (0,),
-    "slice_scatter": (0,),
-    "select_scatter": (0,),
-    "masked_fill": (0,),
-    "masked_fill_": (0,),
-    "masked_select": (0,),
-    "where": (1, 2),
-    "tril": (0,),
-    "triu": (0,),
-}
+PARTLY_READ = dict.fromkeys(
+    _words(
+        "copy_ index index_select gather take embedding _embedding_bag _embedding_bag_forward_only nll_loss_forward "
+        "nll_loss2d_forward grid_sampler_2d grid_sampler_3d index_put index_put_ scatter scatter_ slice_scatter "
+        "select_scatter masked_fill masked_fill_ masked_select tril triu"
+    ),
+    (0,),
+) | {"where": (1, 2)}
 """Positions of arguments of which an unknown part is read, depending on values: none of it counts."""
 ATTENTION = "_scaled_dot_product_"
 
@@ -206,7 +186,7 @@ def operator_name(function: Any) -> str:
 
 
 def read_shares(name: str, arguments: Sequence[Any], result: Any) -> dict[int, float]:
-    """By `id` of a tensor argument, the share of it that is certainly read, where that is not all."""
+    """Return by `id` of a tensor argument the share of it that is certainly read, where that is not all."""
     tensors = {i: value for i, value in enumerate(arguments) if isinstance(value, torch.Tensor)}
     if name in UNREAD:
         return {id(value): 0.0 for value in tensors.values()}
@@ -223,7 +203,7 @@ def read_shares(name: str, arguments: Sequence[Any], result: Any) -> dict[int, f
 
 
 def _pooled(name: str, arguments: Sequence[Any]) -> float:
-    """A lower bound on the share of an image that windows with gaps between them look at."""
+    """Return a lower bound on the share of an image that windows with gaps between them look at."""
     axes = 3 if "3d" in name else 2
     kernel = _spread(arguments[1], axes)
     stride = _spread(arguments[2] if len(arguments) > 2 and arguments[2] else kernel, axes)
@@ -240,11 +220,11 @@ def _spread(value: Any, axes: int) -> list[int]:
 
 
 def arithmetic_of(function: Any, arguments: Sequence[Any], options: dict[str, Any], result: Any) -> Arithmetic:
-    """What the operator computes, if it is a product; without a formula of ours it is torch's, and the least 0."""
-    formula = FORMULAS.get(operator_name(function))
-    if formula is not None:
-        return formula(arguments, result)
-    if operator_name(function).startswith(ATTENTION) and not operator_name(function).endswith("_backward"):
+    """Count the operator's arithmetic, if it is a product; without a formula of ours it is torch's, and the least 0."""
+    name = operator_name(function)
+    if name in FORMULAS:
+        return FORMULAS[name](arguments, result)
+    if name.startswith(ATTENTION) and not name.endswith("_backward"):
         return _attention([*arguments, *options.values()])
     registered = flop_registry.get(getattr(function, "overloadpacket", None))
     if registered is None:
@@ -261,7 +241,7 @@ def convolution(arguments: Sequence[Any], result: torch.Tensor) -> Convolution:
 
 
 def _attention(arguments: Sequence[Any]) -> Arithmetic:
-    """Half of it where a causal mask may be meant; the least is not known then, nor with a mask of values."""
+    """Count half of it where a causal mask may be meant; the least is not known then, nor with a mask of values."""
     whole = attention(*(tensor.shape for tensor in arguments[:3]))
     masked = any(value is True or isinstance(value, torch.Tensor) for value in arguments[3:])
     return Arithmetic(whole.direct // 2, 0) if masked else whole
@@ -292,11 +272,11 @@ def repeats(given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> bool
 
 
 def firm(steps: Sequence[tuple[Kind, str]]) -> list[bool]:
-    """Which steps' arithmetic no rearrangement of the model can save, as far as is known for certain.
+    """Mark the steps whose arithmetic no rearrangement of the model can save, as far as is known for certain.
 
-    Products are associative and distributive, so two of them in a row may be one (or be done in another order), and a
-    sum or a selection of a product needs less than all of it. So a product is firm only where all steps are products,
-    bends and plain ones, and a bend stands between it and every other product.
+    Products are associative and distributive: two of them in a row may be one, or be done in another order. A sum or a
+    selection of a product needs less than all of it. So a product is firm only where all steps are products, bends and
+    plain ones, and a bend lies between it and every other product.
     """
     marks = [False] * len(steps)
     if any(kind == "other" for kind, _ in steps):
@@ -335,7 +315,7 @@ class StorageView(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """Distinct bytes; views that overlap themselves can not have more than their storage."""
+        """Distinct bytes; views that overlap themselves cannot have more than their storage."""
         strided = zip(self.size, self.stride, strict=True)
         count = math.prod(size if stride else min(size, 1) for size, stride in strided)
         return min(count * self.item_bytes, self.storage_bytes) * self.share
@@ -359,7 +339,7 @@ class Tracer(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch asks; to keep its compiler out of `__torch_dispatch__` it would first import it: seconds."""
+        """Return False; to keep its compiler out of `__torch_dispatch__` torch would first import it: seconds."""
         return False
 
     def key(self, tensor: torch.Tensor) -> int:
@@ -374,50 +354,38 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Sequence[Any] = (), options: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation as it would be, then note it."""
         options = options or {}
         result = function(*arguments, **options)
         if function.namespace == "prim":  # asks for a tensor's device or the like
             return result
+        name = operator_name(function)
         given, made = _strided((arguments, options)), _strided(result)
         makes = tuple(self.key(tensor) for tensor in made)
-        is_view = made and not function._schema.is_mutable and set(makes) <= {self.key(tensor) for tensor in given}
-        if not is_view:
-            self._note(function, (arguments, options, given), result, makes)
-        elif repeats(given, made):
-            self.nodes.append(Node(operator_name(function), (), makes, "", NOTHING, "other"))
-        return result
-
-    def _note(
-        self,
-        function: Any,
-        called: tuple[Sequence[Any], dict[str, Any], list[torch.Tensor]],
-        result: Any,
-        makes: tuple[int, ...],
-    ) -> None:
-        arguments, options, given = called
-        name = operator_name(function)
+        if made and not function._schema.is_mutable and set(makes) <= {self.key(tensor) for tensor in given}:  # a view
+            if repeats(given, made):
+                self.nodes.append(Node(name, (), makes, "", NOTHING, "other"))
+            return result
         shares = read_shares(name, arguments, result)
         reads = tuple((self.key(t), self.part(t, shares.get(id(t), 1.0))) for t in given)
         dtype = next((str(t.dtype).removeprefix("torch.") for t in given), "")
         arithmetic = arithmetic_of(function, arguments, options, result)
         self.nodes.append(Node(name, reads, makes, dtype, arithmetic, kind_of(name)))
+        return result
 
 
 def trace(model: torch.nn.Module, arguments: Any, call: Call | None = None) -> dict[str, Any]:
-    """The work of `call(model, arguments)`; as it stands, of `model(*arguments)` without gradients.
+    """Find the work of `call(model, arguments)`; without `call`, of `model(*arguments)` without gradients.
 
     `bytes`: `read` and `written`. `flops`: operations of matrix products and convolutions by dtype, in the direct
     algorithm. `least_flops`: the same in the best algorithm known; empty where the model could be rearranged to save
-    some (see `operators.firm`). `operators`: the names of all that was dispatched, in order.
+    some (see `firm`). `operators`: the names of all that was dispatched, in order.
     """
-    call = call or _forward
     tracer = Tracer()
     kept = (value for module in model.modules() for value in vars(module).values())
     state = [*model.parameters(), *model.buffers(), *(value for value in kept if isinstance(value, torch.Tensor))]
     sources = {tracer.key(tensor) for tensor in (*_strided(arguments), *_strided(state))}
-    with tracer:
-        results = _strided(call(model, arguments))
+    with tracer, nullcontext() if call else torch.no_grad():
+        results = _strided(call(model, arguments) if call else model(*arguments))
     made = [(tracer.key(tensor), tracer.part(tensor)) for tensor in results]
     needed = list(_needed(tracer.nodes, {key for key, _ in made}))
     read = _bytes([read for node in needed for read in node.reads if read[0] in sources])
@@ -431,18 +399,13 @@ def trace(model: torch.nn.Module, arguments: Any, call: Call | None = None) -> d
     }
 
 
-def _forward(model: torch.nn.Module, arguments: Any) -> Any:
-    with torch.no_grad():
-        return model(*arguments)
-
-
 def _strided(tree: Any) -> list[torch.Tensor]:
     leaves = tree_leaves(tree)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided]
 
 
 def _needed(nodes: Sequence[Node], wanted: set[int]) -> Iterator[Node]:
-    """Nodes that something wanted depends on, in their order; what makes nothing decides on the way, so it counts."""
+    """Yield the nodes that something wanted depends on, in order; one that makes nothing decides, so it counts."""
     found = []
     for node in reversed(nodes):
         if not node.makes or wanted & set(node.makes):
@@ -459,7 +422,7 @@ def _bytes(parts: Sequence[tuple[int, StorageView]]) -> int:
 
 
 def _covered(parts: set[StorageView]) -> float:
-    """A lower bound on the bytes that parts of one storage cover together."""
+    """Return a lower bound on the bytes that parts of one storage cover together."""
     largest = max(part.bytes for part in parts)
     sure = [part for part in parts if part.share == 1.0]
     widths = {part.item_bytes for part in sure}

@@ -1,4 +1,4 @@
-"""What the keeper's process begins with: `main(ARGUMENTS)` enters the control groups, and meanwhile imports the keeper.
+"""The first code of the supervisor's process: enters the control groups, and meanwhile imports the supervisor.
 
 To enter one can take ten milliseconds of waiting in the kernel, as much as all of Python's start.
 """
@@ -7,37 +7,33 @@ import _thread
 import os
 
 
-class Entering:
-    """The descriptors of `cgroup.procs` files, numbers divided by commas, written to in a thread."""
+def main(arguments: list[str]) -> None:
+    """Start with `GROUPS LIFELINE STATUS PLAN COMMAND...`; the rest is described in `kernelwright_child.supervisor`.
 
-    def __init__(self, groups: str) -> None:
-        self._fds = [int(number) for number in groups.split(",") if number]
-        self._error: OSError | None = None
-        self._done = _thread.allocate_lock()
-        if self._fds:
-            self._done.acquire()
-            _thread.start_new_thread(self._enter, ())
+    GROUPS are descriptors of `cgroup.procs` files, numbers divided by commas, which a thread writes to.
+    """
+    fds = [int(number) for number in arguments[0].split(",") if number]
+    errors: list[OSError] = []
+    done = _thread.allocate_lock()
 
-    def _enter(self) -> None:
+    def enter() -> None:
         try:
-            for fd in self._fds:
+            for fd in fds:
                 os.write(fd, b"0")  # the process that writes
                 os.close(fd)
         except OSError as error:
-            self._error = error
+            errors.append(error)
         finally:
-            self._done.release()
+            done.release()
 
-    def wait(self) -> None:
-        """Return when the process is in all groups. Raises `OSError` where it could not enter one."""
-        self._done.acquire()
-        if self._error is not None:
-            raise self._error
+    def wait() -> None:
+        done.acquire()
+        if errors:
+            raise errors[0]
 
+    if fds:
+        done.acquire()
+        _thread.start_new_thread(enter, ())
+    from kernelwright_child import supervisor
 
-def main(arguments: list[str]) -> None:
-    """`GROUPS LIFELINE STATUS PLAN COMMAND...`; the rest is described in `kernelwright_child.keeper`."""
-    entering = Entering(arguments[0])
-    from kernelwright_child import keeper
-
-    keeper.main(arguments[1:], entering.wait)
+    supervisor.main(arguments[1:], wait)

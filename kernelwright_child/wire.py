@@ -42,7 +42,7 @@ class WireError(ValueError):
 
 
 class NoRoom(WireError):
-    """An output of `size` bytes lies where the judge can not look, and it has lent no memory to copy it to."""
+    """An output of `size` bytes lies where the judge cannot look, and no memory is shared to copy it to."""
 
     def __init__(self, size: int) -> None:
         super().__init__(f"an output of {size} bytes is larger than the memory that was lent for it")
@@ -50,7 +50,6 @@ class NoRoom(WireError):
 
 
 def send(channel: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-    """Send one message, with open descriptors if any."""
     data = json.dumps(message).encode()
     if len(data) > PACKET_BYTES:
         raise WireError(f"a message of {len(data)} bytes is longer than {PACKET_BYTES}")
@@ -70,7 +69,7 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def pack(value: Any, tensors: list[torch.Tensor]) -> Tree:
-    """The tree of `value`; its tensors are appended to `tensors`."""
+    """Return the tree of `value`; its tensors are appended to `tensors`."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return {"t": len(tensors) - 1}
@@ -90,7 +89,7 @@ def pack(value: Any, tensors: list[torch.Tensor]) -> Tree:
 
 
 def unpack(tree: Tree, tensors: list[torch.Tensor]) -> Any:
-    """The value of a tree that `pack` made, over the given tensors."""
+    """Return the value of a tree that `pack` made, over the given tensors."""
     ((kind, body),) = tree.items()
     if kind == "t":
         return tensors[body]
@@ -116,16 +115,16 @@ def refuse_unplain(tensor: torch.Tensor, device: str) -> None:
 
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with its bytes as its values: negation and conjugation that torch has only noted are carried out."""
+    """Return the tensor with its bytes as its values: negation and conjugation that torch has only noted are done."""
     if not (tensor.is_conj() or tensor.is_neg()):
         return tensor
     return tensor.detach().resolve_conj().resolve_neg()
 
 
 def describe(tensor: torch.Tensor) -> dict[str, Any]:
-    """Where a CPU tensor lies in this process's memory: dtype, shape, stride (elements) and address.
+    """Return where a CPU tensor lies in this process's memory: dtype, shape, stride (elements) and address.
 
-    What has to be resolved is, which is part of a call's time.
+    Resolving it, where needed, is part of a call's time.
     """
     refuse_unplain(tensor, "cpu")
     plain = resolved(tensor)
@@ -161,7 +160,7 @@ def serve(channel: socket.socket, handlers: dict[str, Handler]) -> None:
 
 
 def _wants(error: BaseException) -> Message:
-    """What kind of room the error says is missing: `memory`, or `room` for so many bytes of outputs."""
+    """Return what the error says is missing: `memory`, or `room` for as many bytes of outputs."""
     if isinstance(error, NoRoom):
         return {"room": error.size}
     # torch tells of the host's memory in a RuntimeError like any other; there is nothing but its text to know it by.
@@ -170,16 +169,16 @@ def _wants(error: BaseException) -> Message:
 
 
 def wait_for_a_build(channel: socket.socket) -> NoReturn:
-    """In the midst of a question: tell the judge that a call of the candidate's has been noted, and go no further."""
+    """Tell the judge, in the midst of a question, that a call of the candidate's is noted, and go no further."""
     send(channel, {"unbuilt": True})
     while True:
         signal.pause()
 
 
 def failure(error: BaseException, **more: Any) -> Message:
-    """The message for an exception: its last line and the traceback's end.
+    """Return the message for an exception: its last line and the traceback's end.
 
-    Exceptions of ours come without the name of their class, which says nothing to who has to mend the candidate.
+    Exceptions of ours come without the name of their class, which does not help to mend the candidate.
     """
     kind = type(error)
     inner = f"{kind.__module__}.{kind.__qualname__}: " if kind.__module__.startswith("kernelwright_child.") else ""
@@ -190,7 +189,6 @@ def failure(error: BaseException, **more: Any) -> Message:
 
 
 def causes(error: BaseException | None) -> list[BaseException]:
-    """The error, and those that it was raised over."""
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)
@@ -199,7 +197,7 @@ def causes(error: BaseException | None) -> list[BaseException]:
 
 
 def is_replayed(error: BaseException) -> bool:
-    """Whether it is the error of a build (see `kernelwright_child.inline.replayed`), or was raised over one."""
+    """Whether it is the error of a build (see `kernelwright_child.builder.replayed`), or was raised over one."""
     return any(getattr(one, "of_a_build", False) for one in causes(error))
 
 

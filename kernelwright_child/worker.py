@@ -1,7 +1,5 @@
 """A candidate's worker: builds `ModelNew`, takes weights, answers calls.
 
-`python -I -m kernelwright_child.worker FD`.
-
 It knows the candidate's source, its constructor's arguments, weights and inputs. It knows no reference, no seed and
 no expected value, so there is nothing here to steal.
 """
@@ -15,7 +13,7 @@ from kernelwright_child.wire import Handler, Message, serve, wait_for_a_build
 
 
 def with_device(runner: ModelRunner) -> dict[str, Handler]:
-    """The runner's handlers, and one that replaces some of them by those for a device."""
+    """Return the runner's handlers, and one that replaces some of them by those for a device."""
     handlers = runner.handlers()
 
     def use_device(message: Message, fds: list[int]) -> Message:
@@ -35,7 +33,3 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     serve(channel, with_device(ModelRunner(lambda: wait_for_a_build(channel))))
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,18 @@
 """The zygote: a process that has imported torch once, and is forked for every child that is asked for.
 
 `main([CONTROL, JUDGE, CORES, IMPORTS])`: CONTROL is a descriptor of packets, each an `Order` with descriptors; JUDGE is
-the number of the process that gives them. CORES are those that its children may use, IMPORTS what is imported for them
-beside torch and themselves, both divided by commas. It ends when the judge closes the other end of CONTROL, or dies.
+the number of the process that gives them. CORES are those that its children may use. IMPORTS are the modules imported
+for them beside torch and themselves. Both are divided by commas. It ends when the judge closes the other end of
+CONTROL, or dies.
 
 It is trusted and not confined: it runs nothing of a candidate, reads nothing that a candidate wrote, and its
 environment is scrubbed. It has one thread, since a fork takes only the calling one with it, and never touches CUDA,
 which does not survive a fork.
 
 A fork becomes a child in a jail of its own by forking once more: a process enters another process namespace only by
-being started there. Where bubblewrap has made namespaces, with a keeper as process 1 in them, the first fork enters all
-of them, starts the child inside, and stays outside to tell the keeper how the child ended. Elsewhere the first fork
-becomes the keeper itself.
+being started there. Where bubblewrap has made namespaces, a supervisor is process 1 in them. The first fork enters all
+of them, starts the child inside, and stays outside to tell the supervisor how the child ended. Elsewhere the first fork
+becomes the supervisor itself.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import tempfile
 import traceback
 from typing import Any, NamedTuple, NoReturn
 
-from kernelwright_child import keeper
+from kernelwright_child import supervisor
 from kernelwright_child.confine import confine
 
 ORDER_BYTES = 192 * 1024
@@ -54,7 +55,7 @@ FAILED = 127
 
 
 class UnfitError(Exception):
-    """This process can not be forked safely; the text says why."""
+    """This process cannot be forked safely; the text says why."""
 
 
 def main(arguments: list[str]) -> None:
@@ -94,17 +95,17 @@ def _prepared(cores: frozenset[int], imports: list[str]) -> Affinity:
 
 
 def _settle() -> None:
-    """Be fit to be forked, or raise `UnfitError`. Libraries end their idle threads before a fork, so one is made."""
+    """Become fit to be forked, or raise `UnfitError`. Libraries end idle threads before a fork, so one is made."""
     pid = os.fork()
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+    threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise UnfitError(f"importing torch leaves {threads} threads running here, and a fork would lose them")
-    for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208
+    for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia"):  # noqa: PTH115
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia"):
                 raise UnfitError("importing torch opens the GPU here, which does not survive a fork")
 
 
@@ -134,7 +135,10 @@ def _serve(affinity: Affinity, control: socket.socket, parent: int) -> None:
             return
         data, fds, _, _ = socket.recv_fds(control, ORDER_BYTES, MOST_DESCRIPTORS)
         if not data:
-            _wait_for_children()
+            # Forked supervisors may live on when no more are wanted, and no other parent might collect them.
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-1, 0)
             return
         if number == GATHERED_AT:  # somebody waits for this child, so nothing is timed now
             _gather_memory()
@@ -146,20 +150,11 @@ def _serve(affinity: Affinity, control: socket.socket, parent: int) -> None:
             os.close(fd)
 
 
-def _wait_for_children() -> None:
-    """Forked keepers may live on when no more are wanted; whoever else inherited them might never collect them."""
-    try:
-        while True:
-            os.waitpid(-1, 0)
-    except ChildProcessError:
-        return
-
-
 Order = dict[str, Any]
 """An order: `module` (whose `main()` serves on the descriptor in `sys.argv[1]`), `is_timed`, `environment`, `plan` (see
-`confine.confine`), `namespaces` (the flags of setns(2); 0: become the keeper) and `groups` (how many control groups to
-enter). Its descriptors: meeting point, channel, output, then lifeline and status where it becomes the keeper, then the
-groups."""
+`confine.confine`), `namespaces` (the flags of setns(2); 0: become the supervisor) and `groups` (how many control groups
+to enter). Its descriptors: meeting point, channel, output, then lifeline and status where it becomes the supervisor,
+then the groups."""
 
 
 class Affinity(NamedTuple):
@@ -172,7 +167,7 @@ class Affinity(NamedTuple):
 
 
 def born(affinity: Affinity, order: Order, fds: list[int]) -> NoReturn:
-    """Go through with the order; never returns. What fails is said on the child's output."""
+    """Carry out the order; never returns. Errors go to the child's output."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         meeting, channel, output, *rest = fds
@@ -203,10 +198,10 @@ class _Birth:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def enter(self) -> NoReturn:
-        """Start the child in the namespaces of the keeper at the meeting point, and tell that one of its end."""
+        """Start the child in the namespaces of the supervisor at the meeting point, and tell that one of its end."""
         _, fds, _, _ = socket.recv_fds(self._meeting, 1, 1)
         if not fds:
-            os._exit(FAILED)  # the keeper has ended before there was anything to keep
+            os._exit(FAILED)  # the supervisor has ended before there was anything to keep
         # All at once: entering the user namespace first would take away the right to enter those around it.
         if self._libc.setns(fds[0], self._order["namespaces"]) != 0:
             raise OSError(ctypes.get_errno(), "the namespaces could not be entered")
@@ -218,14 +213,13 @@ class _Birth:
             self._live()
         os.close(self._channel)
         _, code = os.waitpid(child, 0)
-        with contextlib.suppress(OSError):  # the keeper may be what has ended
-            self._meeting.send(keeper.how(code).encode())
+        with contextlib.suppress(OSError):  # the supervisor may be what has ended
+            self._meeting.send(supervisor.how(code).encode())
         os._exit(0)
 
     def keep(self, lifeline: int, status: int) -> NoReturn:
-        """Be the keeper, with the child below."""
         self._libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        keeper.handle_signals(self._libc, keeper.IGNORE)
+        supervisor.handle_signals(self._libc, supervisor.IGNORE)
         plan = self._order["plan"]
         if plan["filter"] is not None:
             plan["filter"]["guarded"].append(os.getpid())
@@ -234,16 +228,24 @@ class _Birth:
         if child == 0:
             self._live()
         os.close(self._channel)
-        keeper.keep(keeper.ForkedChild(child), lifeline, status, plan)
+        supervisor.keep(supervisor.ForkedChild(child), lifeline, status, plan)
 
     def _live(self) -> NoReturn:
-        """In the child: nothing left of the zygote that is not meant for it; then confined, then its module."""
+        """Keep nothing of the zygote that is not meant for the child; then confine, then run its module."""
         try:
-            keeper.handle_signals(self._libc, keeper.DEFAULT)
-            self._leave_descriptors()
+            supervisor.handle_signals(self._libc, supervisor.DEFAULT)
+            self._meeting.detach()
+            os.dup2(self._channel, CHANNEL, inheritable=False)
+            everything_above = CHANNEL + 1
+            if self._libc.syscall(CLOSE_RANGE, everything_above, ctypes.c_uint(-1), 0) != 0:
+                os.closerange(everything_above, os.sysconf("SC_OPEN_MAX"))
             self._libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise its own files below /proc are closed to it
             os.setsid()
-            self._take_environment()
+            os.environ.clear()
+            os.environ.update(self._order["environment"])
+            tempfile.tempdir = None  # it may hold what the zygote's environment said
+            # A builder's compilers are for all cores, and inherit what it has.
+            os.sched_setaffinity(0, self._affinity.bound if self._order["is_timed"] else self._affinity.cores)
             draw_afresh()
             confine(self._libc, self._order["plan"])
         except BaseException as error:
@@ -257,23 +259,9 @@ class _Birth:
             os._exit(1)
         os._exit(0)
 
-    def _leave_descriptors(self) -> None:
-        self._meeting.detach()
-        os.dup2(self._channel, CHANNEL, inheritable=False)
-        everything_above = CHANNEL + 1
-        if self._libc.syscall(CLOSE_RANGE, everything_above, ctypes.c_uint(-1), 0) != 0:
-            os.closerange(everything_above, os.sysconf("SC_OPEN_MAX"))
-
-    def _take_environment(self) -> None:
-        os.environ.clear()
-        os.environ.update(self._order["environment"])
-        tempfile.tempdir = None  # it may hold what the zygote's environment said
-        # A builder's compilers are for all cores, and inherit what it has.
-        os.sched_setaffinity(0, self._affinity.bound if self._order["is_timed"] else self._affinity.cores)
-
 
 def draw_afresh() -> None:
-    """Random numbers differ between forks as they do between programs."""
+    """Seed random numbers, which differ between forks as they do between programs."""
     random.seed()
     sys.modules["torch"].default_generator.seed()
     numbers = sys.modules.get("numpy.random")

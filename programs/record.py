@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 
 from kernelwright.problems.record.base import Record, first_fault
 from kernelwright.problems.record.problem import Direction, PrecisionPolicy, ProblemError
-from kernelwright.sandbox.machine.cache import write_atomically
+from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.roofline import NecessaryWork
 
 Drawing = Literal["normal", "uniform", "rectified", "constant", "integers", "counting", "causal", "share"]

@@ -21,7 +21,7 @@ from kernelwright.programs.record import (
     read_split,
     write_record,
 )
-from kernelwright.sandbox.machine.cache import write_atomically
+from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.roofline import Peaks, floor_of
 from kernelwright.sandbox.verdict.settings import Settings
@@ -300,7 +300,7 @@ def speedup_of_compile(folder: Path, part: Part, settings: Settings) -> float | 
     from kernelwright.sandbox.backends import backend_of
     from kernelwright.sandbox.calls.reference import Form
     from kernelwright.sandbox.calls.sessions import Misbehaved, Refused
-    from kernelwright.sandbox.jail.children import ChildGone, ChildLate
+    from kernelwright.sandbox.jail.process import ChildGone, ChildLate
 
     problem, backend = load_problem(str(folder / part.problem)), backend_of(settings)
     try:
@@ -320,7 +320,7 @@ def speedup_of_compile(folder: Path, part: Part, settings: Settings) -> float | 
 
 def _peaks(captured: CapturedProgram, tell: Callable[[str], None]) -> Peaks | None:
     """Of the device here, which is taken to be that of the capture; None where they can not be had."""
-    from kernelwright.sandbox.floor.processor import peaks_here
+    from kernelwright.sandbox.peaks import peaks_here
 
     try:
         return peaks_here(captured.is_gpu, captured.threads)

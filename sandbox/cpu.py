@@ -5,14 +5,14 @@ from contextlib import AbstractContextManager, nullcontext
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import Backend
 from kernelwright.sandbox.calls.reference import PLAIN, Form, ReferenceSession
-from kernelwright.sandbox.floor import processor
 from kernelwright.sandbox.gpu_tools import Subject
-from kernelwright.sandbox.jail.zygote_start import give_back_freed_memory
+from kernelwright.sandbox.jail.zygote import give_back_freed_memory
 from kernelwright.sandbox.judge.stages import Built
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.peaks import measured_again, peaks_here
 from kernelwright.sandbox.timing.baselines import Baselines, compiled_reference
 from kernelwright.sandbox.timing.paired import Timing
 from kernelwright.sandbox.verdict.roofline import Peaks
+from kernelwright.sandbox.workfolder import WorkFolder
 
 
 class CpuBackend(Backend):
@@ -43,11 +43,11 @@ class CpuBackend(Backend):
 
     def peaks(self) -> Peaks:
         """Measured where they are not remembered. Raises `MachineError` where they cannot be."""
-        return processor.processor_peaks(self.settings.threads)
+        return peaks_here(gpu=False, threads=self.settings.threads)
 
     def peaks_again(self) -> Peaks:
         """The better of these and of another measurement."""
-        return processor.measured_again(self.settings.threads)
+        return measured_again(gpu=False, threads=self.settings.threads)
 
     def memory_explained(self, problem: Problem, baselines: Baselines, built: Built) -> AbstractContextManager[None]:
         """Within it memory that is missing is the candidate's fault or the problem's, as far as that can be told."""

@@ -15,13 +15,12 @@ from kernelwright.sandbox.calls.memory_planning import CONTEXT_BYTES, ON_DEVICE,
 from kernelwright.sandbox.calls.reference import Form
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.cpu import CpuBackend
-from kernelwright.sandbox.floor import gpu_measure
 from kernelwright.sandbox.gpu_timing import DeviceTiming
 from kernelwright.sandbox.gpu_tools import Subject, looked_at
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.judge.stages import Built
-from kernelwright.sandbox.machine.timing_locks import PATIENT, WaitLimit, processor_turn
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.locks import PATIENT, WaitLimit, processor_lock
+from kernelwright.sandbox.peaks import measured_again, peaks_here
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.gpu_baselines import GpuBaselines
 from kernelwright.sandbox.timing.paired import Timing
@@ -29,6 +28,7 @@ from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedHere
 from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.roofline import Peaks
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child.driver import CudaError
 
 AHEAD = 2
@@ -76,7 +76,7 @@ class GpuBackend(CpuBackend):
 
     def timing_lock(self, waiting: WaitLimit = PATIENT) -> AbstractContextManager[None]:
         """Keep timings of processors from the cores, and share them with builds."""
-        return processor_turn(self.settings.cores, shared=True, waiting=waiting)
+        return processor_lock(self.settings.cores, shared=True, waiting=waiting)
 
     def build_lock(self, waiting: WaitLimit = PATIENT) -> AbstractContextManager[None]:
         return nullcontext()
@@ -104,10 +104,10 @@ class GpuBackend(CpuBackend):
         return baselines.known_status is not None and not baselines.first.needs.is_large
 
     def peaks(self) -> Peaks:
-        return gpu_measure.device_peaks()
+        return peaks_here(gpu=True, threads=self.settings.threads)
 
     def peaks_again(self) -> Peaks:
-        return gpu_measure.measured_again()
+        return measured_again(gpu=True, threads=self.settings.threads)
 
     @contextmanager
     def memory_explained(self, problem: Problem, baselines: Baselines, built: Built) -> Iterator[None]:

@@ -30,8 +30,8 @@ from kernelwright.sandbox.calls.gpu_session import CHANGED_INPUT, GpuSession
 from kernelwright.sandbox.calls.reference import PATIENCE, Precision, ReferenceSession
 from kernelwright.sandbox.calls.sessions import Misbehaved, Session
 from kernelwright.sandbox.calls.timeouts import FirstCallTimeout
-from kernelwright.sandbox.machine.clocks import ClockSample, steady
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.clocks import ClockSample, steady
+from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.timing.baselines import OtherBaseline
 from kernelwright.sandbox.timing.gpu_baselines import GpuBaselines
 from kernelwright.sandbox.timing.paired import Timing

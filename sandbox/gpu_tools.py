@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
-from kernelwright.sandbox.jail.children import ChildGone, ChildLate
+from kernelwright.sandbox.jail.process import ChildGone, ChildLate
 from kernelwright.sandbox.judge.stages import Built
-from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import MOST_FAULTS, KernelFacts, Look, Memcheck, MemoryFault
+from kernelwright.sandbox.workfolder import WorkFolder
 
 PLACES = ("/opt/nvidia/nsight-compute/*", "/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
 WHOLE = "/opt/nvidia/nsight-compute"

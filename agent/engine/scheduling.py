@@ -21,10 +21,10 @@ from kernelwright.agent.providers.provider import AnswerPending
 from kernelwright.agent.steering import budget
 from kernelwright.agent.steering.advice import IdeaStatistics
 from kernelwright.problems import Problem
-from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, executor_for
 from kernelwright.sandbox.pool.protocol import Unjudged, Work
+from kernelwright.sandbox.storage import Store
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import SCREEN, CompileMode, JudgingEffort, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict

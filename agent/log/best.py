@@ -11,7 +11,7 @@ from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.problems import Problem
 from kernelwright.problems.formats.reading import write_problem
-from kernelwright.sandbox.machine.cache import write_atomically
+from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.report import DOUBTS, OLDER_CLOCKS, report, timings
 from kernelwright.sandbox.verdict.verdicts import Passed, Verdict
 

@@ -34,8 +34,8 @@ from kernelwright.agent.log.view import View, fold
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record, first_fault
 from kernelwright.prompts import Prompt
-from kernelwright.sandbox.machine.cache import write_atomically
-from kernelwright.sandbox.machine.timing_locks import open_everybodys, try_lock, unlock
+from kernelwright.sandbox.locks import open_everybodys, try_lock, unlock
+from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.errors import MachineError
 
 FORMAT = 1

@@ -29,7 +29,7 @@ from pydantic import ValidationError
 
 from kernelwright.agent.strategies import function_in
 from kernelwright.problems.record.base import read_table
-from kernelwright.sandbox.machine.cache import write_atomically
+from kernelwright.sandbox.storage import write_atomically
 
 if TYPE_CHECKING:
     from kernelwright.problems import Problem

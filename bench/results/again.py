@@ -25,7 +25,7 @@ def judge_again(folder: Path, tree: Path, tell: Callable[[str], None], minutes: 
 
     Raises `ProblemError` where this machine has another device than the run's, or the checkout another problem.
     """
-    from kernelwright.sandbox.jail.zygote_start import become_a_judge
+    from kernelwright.sandbox.jail.zygote import become_a_judge
 
     end = time.monotonic() + 60 * minutes
     index = read_index(folder)

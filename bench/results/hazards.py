@@ -13,7 +13,7 @@ from bench.results.index import Kept, read_index
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.gpu_tools import SANITIZE, needed, parse_hazards, run_call, sanitizer
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.machine.cache import write_atomically
+from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.settings import Settings
 

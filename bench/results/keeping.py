@@ -7,7 +7,7 @@ from bench.results.index import KERNELS, RECORDS, Index, kernel_file, records_in
 from bench.results.records import Searched, searched, write_lines
 from bench.results.selection import FILE, Selection, read_selection
 from kernelwright.problems import ProblemError
-from kernelwright.sandbox.machine.cache import write_atomically
+from kernelwright.sandbox.storage import write_atomically
 
 
 def keep(folder: Path, runs: Sequence[Path], replace: bool = False) -> Index:

@@ -29,7 +29,7 @@ from kernelwright.evals.boards.tables import estimate_text, in_markdown, markdow
 from kernelwright.evals.figures import THRESHOLDS, Measured, fast_curve
 from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
 from kernelwright.problems import ProblemError
-from kernelwright.sandbox.machine.cache import write_atomically
+from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE, OLD_JUDGE
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, EAGER
 

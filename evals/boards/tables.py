@@ -19,7 +19,7 @@ from rich.text import Text
 
 from kernelwright.evals.boards.leaderboard import Board, Cell, Group, Row
 from kernelwright.evals.figures import BASELINES, Effort, Estimate, Measured
-from kernelwright.sandbox.machine.logs import escaped
+from kernelwright.sandbox.logs import escaped
 from kernelwright.sandbox.verdict.report import marks
 
 RowText = Callable[[Row, Board], str]

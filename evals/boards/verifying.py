@@ -73,7 +73,7 @@ class Verifier:
                     self._verify(cell)
 
     def _verify(self, cell: Cell) -> None:
-        from kernelwright.sandbox.machine.identity import needs_device
+        from kernelwright.sandbox.machine import needs_device
 
         folder = Path(str(cell.folder))
         with log_of(folder) as log:

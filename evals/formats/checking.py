@@ -21,9 +21,9 @@ from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch, tolerance_of
 from kernelwright.sandbox.correctness.lint import SEED, Finding, TimedResult, examine, status_of
 from kernelwright.sandbox.cpu import CpuBackend
-from kernelwright.sandbox.machine.identity import device_name
+from kernelwright.sandbox.machine import device_name
 from kernelwright.sandbox.pool.judges import within_memory
-from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Accuracy, Settings

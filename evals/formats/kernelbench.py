@@ -15,8 +15,8 @@ from kernelwright.evals.formats.samples import Outcome, Sample, Samples, sample_
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.definition import Foreign, fault_of
 from kernelwright.problems.record.source import read_json, read_text
-from kernelwright.sandbox.machine.cache import write_atomically
-from kernelwright.sandbox.machine.identity import ON_DEVICE
+from kernelwright.sandbox.machine import ON_DEVICE
+from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Failed, Language, Passed
 
 FILE = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)(_kernel)?")

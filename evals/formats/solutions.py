@@ -18,7 +18,7 @@ from kernelwright.problems import Problem, ProblemError
 from kernelwright.problems.formats.definition import Definition, FlashInferTrace, Foreign, Workload, fault_of
 from kernelwright.problems.formats.reading import Unsupported, safe_name
 from kernelwright.problems.record.source import parse_expression, read_json, read_text
-from kernelwright.sandbox.machine.cache import write_atomically
+from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.report import verdict_words
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
 

@@ -32,9 +32,9 @@ from kernelwright.problems.record.base import Record, first_fault
 from kernelwright.prompts import TargetVersions, device_sheet
 from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.judge.given import GivenProblem, checked_problems
-from kernelwright.sandbox.machine.fact_store import Store
-from kernelwright.sandbox.machine.identity import require_tools, versions
+from kernelwright.sandbox.machine import require_tools, versions
 from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, as_far_as_there, settled
+from kernelwright.sandbox.storage import Store
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Settings
 

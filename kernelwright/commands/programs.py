@@ -33,7 +33,7 @@ def split(
     settings = None
     if compiled:
         from kernelwright.commands.options.judging_options import JudgingOptions
-        from kernelwright.sandbox.jail.zygote_start import become_a_judge
+        from kernelwright.sandbox.jail.zygote import become_a_judge
 
         threads = None if captured.is_gpu else captured.threads
         become_a_judge(threads)

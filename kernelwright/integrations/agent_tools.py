@@ -19,7 +19,7 @@ from kernelwright.prompts import Target
 from kernelwright.prompts.markdown import fenced, trimmed
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.judge.given import is_file_name, shown
-from kernelwright.sandbox.machine.identity import needs_device
+from kernelwright.sandbox.machine import needs_device
 from kernelwright.sandbox.pool.rewarding import Judging
 from kernelwright.sandbox.verdict.report import counted_speedup
 from kernelwright.sandbox.verdict.settings import Settings

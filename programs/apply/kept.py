@@ -15,7 +15,7 @@ from kernelwright.evals.formats.samples import Outcome, best_of, run_outcomes
 from kernelwright.problems.record.problem import ProblemError
 from kernelwright.programs.apply.placing import MANIFEST
 from kernelwright.programs.record import Part, is_capture, read_capture, read_split
-from kernelwright.sandbox.machine.cache import MARK, all_entries, cache_root, write_atomically
+from kernelwright.sandbox.storage import MARK, all_entries, cache_root, write_atomically
 from kernelwright.sandbox.verdict.report import report, speedup_words
 from kernelwright.sandbox.verdict.verdicts import Passed
 

@@ -17,7 +17,7 @@ from kernelwright.problems.record.problem import ProblemError
 from kernelwright.programs.capture.cutting import Cutting, alike, counted_steps, cut, times_of, total_ms, typical_ms
 from kernelwright.programs.capture.watching import CallWatch
 from kernelwright.programs.record import CAPTURE, PROBLEMS, CapturedProgram, ModuleSeen, OperatorSeen, write_record
-from kernelwright.sandbox.machine.identity import device_name, versions
+from kernelwright.sandbox.machine import device_name, versions
 
 VALUES = "values.safetensors"
 NAMES = {

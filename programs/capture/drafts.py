@@ -17,7 +17,7 @@ from kernelwright.programs.capture.problem_text import Piece, Written, draw, ske
 from kernelwright.programs.capture.watching import CallKind, look
 from kernelwright.programs.record import CallSite, Run, TensorSeen
 from kernelwright.sandbox.verdict.roofline import NecessaryWork
-from kernelwright_child.casting import differentiate, weights_of
+from kernelwright_child.models import differentiate, weights_of
 from kernelwright_child.roofline import trace
 
 TRIES = 5

@@ -17,8 +17,8 @@ from pydantic import Field
 
 from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.problem import ProblemError
-from kernelwright.sandbox.machine.identity import device_name, versions
-from kernelwright.sandbox.machine.timing_locks import processor_turn
+from kernelwright.sandbox.locks import processor_lock
+from kernelwright.sandbox.machine import device_name, versions
 from kernelwright.sandbox.timing.samples import PLACEBO
 from kernelwright.sandbox.verdict.report import ratio_words
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, Measurement, Pairing
@@ -125,7 +125,7 @@ def compare(order: Order, processes: int = PROCESSES, tell: Callable[[str], None
     """
     found = []
     for number in range(processes):
-        with processor_turn(tuple(sorted(os.sched_getaffinity(0)))):
+        with processor_lock(tuple(sorted(os.sched_getaffinity(0)))):
             found.append(_times(order.model_copy(update={"errors": number == 0})))
         medians = (f"{name} {statistics.median(times):.3g} ms" for name, times in found[-1].samples.items())
         tell(f"process {number + 1} of {processes}: {', '.join(medians)}")

@@ -22,7 +22,7 @@ from kernelwright.programs.capture.drafts import timed
 from kernelwright.programs.compare.comparison import ALONE, KERNELS, StageError
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch
 from kernelwright.sandbox.correctness.distance import measure
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.timing.paired import BACKWARDS
 from kernelwright.sandbox.timing.samples import PLACEBO
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED

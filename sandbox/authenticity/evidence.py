@@ -29,7 +29,7 @@ from kernelwright.sandbox.authenticity.library_calls import (
     vendor_symbols,
     vendor_words,
 )
-from kernelwright.sandbox.machine.logs import one_line
+from kernelwright.sandbox.logs import one_line
 from kernelwright.sandbox.verdict.verdicts import Authenticity
 
 Label = Literal["custom", "mixed", "library_only", "unknown"]

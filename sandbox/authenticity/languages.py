@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from kernelwright.problems.record.source import Kind, bound_names, parse_module
-from kernelwright.sandbox.machine.logs import one_line
+from kernelwright.sandbox.logs import one_line
 from kernelwright.sandbox.verdict.verdicts import Candidate, Language
 
 _LOADERS = frozenset({"load_inline", "load"})

@@ -9,9 +9,9 @@ from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.calls.timeouts import WALL
 from kernelwright.sandbox.jail.layers import Kind
-from kernelwright.sandbox.machine.timing_locks import PATIENT, WaitLimit, processor_turn
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.locks import PATIENT, WaitLimit, processor_lock
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 
 Made = TypeVar("Made")
 
@@ -54,13 +54,13 @@ class Backend:
 
     def timing_lock(self, waiting: WaitLimit = PATIENT) -> AbstractContextManager[None]:
         """Keep what disturbs a timing from the cores; taken after the device's lock."""
-        return processor_turn(self.settings.cores, waiting=waiting)
+        return processor_lock(self.settings.cores, waiting=waiting)
 
     def build_lock(self, waiting: WaitLimit = PATIENT) -> AbstractContextManager[None]:
         """Keep timings from the cores that a build would take from them, unless there are some to spare."""
         if self.settings.threads < len(self.settings.cores):
             return nullcontext()
-        return processor_turn(self.settings.cores, shared=True, waiting=waiting)
+        return processor_lock(self.settings.cores, shared=True, waiting=waiting)
 
     def in_parallel(self, works: Sequence[Callable[[], Made]], most: int | None = None) -> list[Made]:
         """Run all while nothing is timed and return their results in order; hold the device's lock meanwhile.

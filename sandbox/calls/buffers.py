@@ -18,8 +18,15 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kernelwright.sandbox.tensors.process_memory import ALIGNMENT, MemoryReadError, require_plain
-from kernelwright.sandbox.tensors.values import DeviceBytes, RawTensor, ShownBytes, same_bytes
+from kernelwright.sandbox.tensors import (
+    ALIGNMENT,
+    DeviceBytes,
+    MemoryReadError,
+    RawTensor,
+    ShownBytes,
+    require_plain,
+    same_bytes,
+)
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.memory import gib
 from kernelwright_child import driver

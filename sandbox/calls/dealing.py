@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from kernelwright.sandbox.calls.buffers import Shown, poison, seen
-from kernelwright.sandbox.tensors.values import DeviceBytes, RawTensor, Values
+from kernelwright.sandbox.tensors import DeviceBytes, RawTensor, Values
 from kernelwright_child import driver
 
 FLAG_BYTES = 4096

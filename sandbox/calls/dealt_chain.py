@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from kernelwright.sandbox.calls.buffers import Shown, with_relief
 from kernelwright.sandbox.calls.dealing import Flags, Turn
 from kernelwright.sandbox.calls.gpu_session import GpuSession
-from kernelwright.sandbox.jail.children import ChildLate
-from kernelwright.sandbox.machine.clocks import ClockSample
-from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.tensors.values import Values, alone, is_sound, with_changed
+from kernelwright.sandbox.clocks import ClockSample
+from kernelwright.sandbox.jail.process import ChildLate
+from kernelwright.sandbox.tensors import MemoryReadError, Values, alone, is_sound, with_changed
 from kernelwright_child import driver
 
 LEAST_PASSES, MOST_PASSES, SETTLED = 2, 8, 0.03

@@ -10,8 +10,8 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kernelwright.sandbox.calls.buffers import Glancer, Lent, Shown, poison
-from kernelwright.sandbox.machine.clocks import Clocks
-from kernelwright.sandbox.machine.timing_locks import DeviceTurn, WaitLimit
+from kernelwright.sandbox.clocks import Clocks
+from kernelwright.sandbox.locks import DeviceLock, WaitLimit
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child import driver
@@ -19,8 +19,8 @@ from kernelwright_child import driver
 if TYPE_CHECKING:
     from kernelwright.sandbox.calls.dealing import Dealer
 from kernelwright.sandbox.calls.buffers import Layout
-from kernelwright.sandbox.machine.clocks import ClockSample
-from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.clocks import ClockSample
+from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.verdict.errors import BrokenProblem
 
 FLUSH = 2
@@ -91,7 +91,7 @@ class CudaDevice:
         """Whether a call begins with a tiny kernel, behind which its first event lies: see `DeviceTiming`."""
         self._turn = 0
         self._threads = threading.RLock()
-        self._lock: DeviceTurn | None = None
+        self._lock: DeviceLock | None = None
         self._holds = 0
 
     def __enter__(self) -> Self:
@@ -136,7 +136,7 @@ class CudaDevice:
         try:
             self.make_current()
             if self._holds == 0:
-                self._lock = DeviceTurn(self.uuid, WaitLimit(self._wait_s, stopped))
+                self._lock = DeviceLock(self.uuid, WaitLimit(self._wait_s, stopped))
                 self._calibrated.clear()
             self._holds += 1
         except BaseException:

@@ -19,7 +19,7 @@ from kernelwright.sandbox.calls.sessions import Refused
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch
 from kernelwright.sandbox.correctness.distance import Cut, Joined, are_alike, cuts, part, result_rows, spans
 from kernelwright.sandbox.correctness.lint import RunningReference, TimedResult
-from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.tensors import Values
 
 Way = Literal["whole", "parts", "processor"]
 SHARE = 0.8

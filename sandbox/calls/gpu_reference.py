@@ -17,11 +17,11 @@ from kernelwright.sandbox.calls.memory_planning import LARGE_BYTES, Needs
 from kernelwright.sandbox.calls.reference import PLAIN, Form, Precision, ReferenceSession, fresh_seed, operation
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.correctness.compare import tolerance_of
-from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.verdict.errors import UnsupportedProblem
 from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.verdicts import ProblemStatus
+from kernelwright.sandbox.workfolder import WorkFolder
 
 MOST_WARMING = 4
 """Calls after memory was given back."""

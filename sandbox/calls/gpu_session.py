@@ -22,14 +22,13 @@ from kernelwright.sandbox.calls.sessions import (
     Timeout,
     question,
 )
-from kernelwright.sandbox.jail.children import ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
-from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.tensors.values import RawTensor, Values, is_sound, with_changed
+from kernelwright.sandbox.jail.process import ChildGone, ChildLate
+from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, is_sound, with_changed
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import driver
 
 LOG = logging.getLogger("kernelwright.sandbox.calls")

@@ -15,16 +15,15 @@ from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.correctness.compare import mismatch, tolerance_of
 from kernelwright.sandbox.correctness.families import changed
 from kernelwright.sandbox.correctness.lint import OVERALL, draws, quick_status
-from kernelwright.sandbox.jail.children import ChildGone, ChildLate
-from kernelwright.sandbox.machine.fact_store import Store, status_key
-from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.tensors.values import RawTensor, Values, alone, poisoned
+from kernelwright.sandbox.jail.process import ChildGone, ChildLate
+from kernelwright.sandbox.storage import Store, status_key
+from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, alone, poisoned
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import CompileMode
 from kernelwright.sandbox.verdict.verdicts import ProblemStatus
-from kernelwright_child.casting import constant_of
+from kernelwright.sandbox.workfolder import WorkFolder
+from kernelwright_child.models import constant_of
 from kernelwright_child.wire import RESULT
 
 PATIENCE = 10

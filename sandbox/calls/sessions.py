@@ -7,14 +7,13 @@ from typing import Any, Self
 
 from kernelwright.sandbox.calls.device import Timed, beyond_threads
 from kernelwright.sandbox.calls.timeouts import CallTimeout, FirstCallTimeout, ImportTimeout
-from kernelwright.sandbox.jail.children import TELLS_REST, Child, ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import Kind
-from kernelwright.sandbox.machine.logs import escaped, one_line
-from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.process_memory import MemoryReadError, SharedMemory, read_tensors
-from kernelwright.sandbox.tensors.values import Values, is_sound, with_changed
+from kernelwright.sandbox.jail.process import TELLS_REST, Child, ChildGone, ChildLate
+from kernelwright.sandbox.logs import escaped, one_line
+from kernelwright.sandbox.tensors import MemoryReadError, SharedMemory, Values, is_sound, read_tensors, with_changed
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Defence, Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 
 
 class Refused(Exception):
@@ -117,7 +116,7 @@ class Session:
             return
         try:
             self._child.greet(time.monotonic() + self._settings.start_timeout_s)
-            self._child.freeze()
+            self._child.stop()
             LOG.debug("%s has greeted", self._kind)
         except ChildLate:
             limit = self._settings.start_timeout_s
@@ -314,12 +313,12 @@ class Session:
 
     def _release(self) -> None:
         self._stood = None
-        self._child.thaw()
+        self._child.resume()
 
     def _stop(self) -> None:
         """Stop the child, while the clock still runs: what it does from then on is no part of a call."""
         if self._watches("standing_still"):
-            self._child.freeze()
+            self._child.stop()
             self._stood = self._cpu_ms()
 
     def refuse_work_done_meanwhile(self) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from kernelwright.sandbox.jail.bubblewrap import needed_paths
-from kernelwright.sandbox.jail.children import ChildLate
+from kernelwright.sandbox.jail.process import ChildLate
 from kernelwright.sandbox.verdict.settings import Settings
 
 LOOK_S = 0.25

@@ -32,7 +32,7 @@ from kernelwright.sandbox.correctness.distance import (
     worst,
 )
 from kernelwright.sandbox.correctness.patterns import describe_pattern, where
-from kernelwright.sandbox.tensors.values import RawTensor, Values, flatten, show
+from kernelwright.sandbox.tensors import RawTensor, Values, flatten, show
 from kernelwright.sandbox.verdict.errors import BrokenProblem
 from kernelwright.sandbox.verdict.settings import Accuracy
 

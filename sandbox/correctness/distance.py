@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from kernelwright.sandbox.tensors.values import DeviceBytes, RawTensor, Values
+from kernelwright.sandbox.tensors import DeviceBytes, RawTensor, Values
 
 SMALLEST_SLICE = 64
 """Elements that a slice along the first axis needs, so that the reference's error in it is no matter of luck."""

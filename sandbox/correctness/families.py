@@ -17,7 +17,7 @@ import torch
 
 from kernelwright.problems import VALUE_FAMILIES
 from kernelwright.problems.record.value_families import GROWTH, OFFSET, largest_magnitude, most
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors import RawTensor, Values
 
 DRAWN = "as drawn"
 FAMILIES: tuple[str, ...] = tuple(VALUE_FAMILIES)

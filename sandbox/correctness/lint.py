@@ -13,7 +13,7 @@ from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness.compare import LOWER_PRECISION_ULP, PLAIN, Rule, mismatch
 from kernelwright.sandbox.correctness.distance import measure
 from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, is_nan_only, vary
-from kernelwright.sandbox.tensors.values import RawTensor, Values, changed_inputs
+from kernelwright.sandbox.tensors import RawTensor, Values, changed_inputs
 from kernelwright.sandbox.verdict.verdicts import ProblemStatus
 
 

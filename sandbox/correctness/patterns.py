@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernelwright.sandbox.tensors.values import Values, flatten
+from kernelwright.sandbox.tensors import Values, flatten
 
 SHOWN = 5
 MANY = 0.02

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from kernelwright.sandbox.machine import identity as child_package
-from kernelwright.sandbox.machine.cache import state_root
+from kernelwright.sandbox.machine import CHILD_FOLDER, CHILD_ROOT
+from kernelwright.sandbox.storage import state_root
 
 PROBE_S = 20
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -31,7 +31,7 @@ OWN_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 
 OWN_USERS = 0x10000000
 """CLONE_NEWUSER."""
 CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE")
-"""What the keeper needs when it starts as root: to become another user for good, and to measure what that user does."""
+"""For the supervisor that starts as root: to become another user for good, and to measure what that user does."""
 
 
 def program() -> str | None:
@@ -48,7 +48,7 @@ def program() -> str | None:
 
 
 def needed_paths() -> list[str]:
-    """What must be readable for Python, torch, compilers and CUDA to work; nothing of the user's."""
+    """Return what must be readable for Python, torch, compilers and CUDA to work; nothing of the user's."""
     names = ("CXX", "CC", "PATH", "CUDA_HOME", "CUDA_PATH", "HOME")
     return list(_needed_paths(tuple((name, os.environ[name]) for name in names if name in os.environ)))
 
@@ -56,7 +56,7 @@ def needed_paths() -> list[str]:
 @cache
 def _needed_paths(variables: tuple[tuple[str, str], ...]) -> list[str]:
     given = dict(variables)
-    found = [*SYSTEM, *CONFIGURATION, sys.base_prefix, sys.prefix, str(child_package.FOLDER)]
+    found = [*SYSTEM, *CONFIGURATION, sys.base_prefix, sys.prefix, str(CHILD_FOLDER)]
     found += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     found += [given[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in given]
     tools = map(shutil.which, (given.get("CXX", "g++"), given.get("CC", "gcc"), "nvcc", "ninja"))
@@ -65,15 +65,15 @@ def _needed_paths(variables: tuple[tuple[str, str], ...]) -> list[str]:
 
 
 def hidden_paths() -> list[str]:
-    """Folders of ours that no child needs: references, recorded answers, jobs. In a checkout some are links."""
-    ours = child_package.ROOT / "kernelwright"
+    """Return folders of ours that no child needs: references, recorded answers, jobs. In a checkout some are links."""
+    ours = CHILD_ROOT / "kernelwright"
     shown = [Path(path) for path in needed_paths()]
     found = [ours, state_root(), *(path.resolve() for path in sorted(ours.iterdir()) if path.is_symlink())]
     return [str(path) for path in found if path.is_dir() and any(path.is_relative_to(top) for top in shown)]
 
 
 def _installation(tool: str) -> str:
-    """The folder that a tool was installed to; the program alone where that would show half of somebody's home."""
+    """Return the folder of a tool's installation; the program alone where that would show half of somebody's home."""
     real = Path(tool).resolve()
     top = real.parent.parent
     return str(real if _holds_home(str(top)) or top.name == ".local" else top)
@@ -86,14 +86,14 @@ def _holds_home(path: str) -> bool:
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
-    """Without repetitions and what lies inside another; links stay, since what they point to may lie elsewhere."""
+    """Leave out repetitions and what lies inside another; links stay, since their targets may lie elsewhere."""
     whole = list(dict.fromkeys(paths))
     plain = {path for path in whole if not os.path.islink(path)}  # noqa: PTH114
     return [path for path in whole if not any(str(parent) in plain for parent in Path(path).parents)]
 
 
 def arguments(writable: Iterable[str], read_only: Iterable[str] = (), gpu: bool = False) -> list[str] | None:
-    """The command line up to `--`; None where namespaces are not to be had on this machine."""
+    """Return the command line up to `--`; None where namespaces are not available on this machine."""
     way = _way()
     return None if way is None else [*way, *_view(writable, read_only, gpu), "--"]
 
@@ -106,7 +106,7 @@ def obstacle() -> str:
 
 @cache
 def _way() -> list[str] | None:
-    """The first of the ways to make namespaces that really works here, tried with the real view."""
+    """Find the first way to make namespaces that really works here, tried with the real view."""
     return next((way for way in _ways() if not _attempt(way)), None)
 
 
@@ -114,10 +114,10 @@ def _ways() -> list[list[str]]:
     binary = program()
     if binary is None:
         return []
-    # The keeper is process 1: nothing inside can signal it, and when it ends, the kernel ends everything inside.
+    # The supervisor is process 1: nothing inside can signal it, and when it ends, the kernel ends everything inside.
     common = ["--unshare-pid", "--as-pid-1", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     # No --die-with-parent: it is bound to the thread that started it, and a judge may outlive that thread. The
-    # keeper's lifeline ends everything when the judge's process is gone.
+    # supervisor's lifeline ends everything when the judge's process is gone.
     common += ["--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"]
     as_root = [word for capability in CAPABILITIES for word in ("--cap-add", capability)]
     anyone = [binary, "--unshare-user", *common]
@@ -125,7 +125,7 @@ def _ways() -> list[list[str]]:
 
 
 def _attempt(way: list[str]) -> str:
-    """What goes wrong when a child is started this way; empty where nothing does."""
+    """Return what goes wrong when a child is started this way; empty where nothing does."""
     probe = [sys.executable, "-I", "-S", "-c", "import ctypes, socket"]
     command = [*way, *_view((), (), gpu=False), "--", *probe]
     try:
@@ -136,13 +136,13 @@ def _attempt(way: list[str]) -> str:
 
 
 def is_own_user_namespace() -> bool:
-    """Whether the way that works maps users anew, so that no change of user is possible or needed inside."""
+    """Whether the way that works maps users itself, so that no change of user is possible or needed inside."""
     way = _way()
     return way is not None and "--unshare-user" in way
 
 
 def namespaces() -> int:
-    """The flags of setns(2) for the namespaces that the way that works makes."""
+    """Return the flags of setns(2) for the namespaces that the way that works makes."""
     return OWN_NAMESPACES | (OWN_USERS if is_own_user_namespace() else 0)
 
 
@@ -167,7 +167,7 @@ def _view(writable: Iterable[str], read_only: Iterable[str], gpu: bool) -> list[
 
 
 def _parents(paths: Iterable[str]) -> list[str]:
-    """All folders above these paths, the outermost first; none inside a path of the list, which brings its own."""
+    """Return all folders above these paths, outermost first; none inside a path of the list, which brings its own."""
     whole = set(paths)
     found = {parent for path in whole for parent in Path(path).parents}
     return sorted(str(path) for path in found if str(path) not in {"/", "/tmp"} | whole and not _inside(path, whole))

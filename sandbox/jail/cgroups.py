@@ -22,14 +22,14 @@ UNIFIED, MEMORY, PROCESSES = "", "memory", "pids"
 
 
 class ControlGroup:
-    """Made in whichever hierarchy is writable. A process enters by writing `0` to each of the descriptors `entries`."""
+    """A group in any writable hierarchy. A process enters by writing `0` to each of the descriptors `entries`."""
 
     def __init__(self, parents: tuple[Path, ...], memory_bytes: int, processes: int) -> None:
         name = f"kernelwright-{os.getpid()}-{secrets.token_hex(4)}"
-        self._folders = [parent / name for parent in parents]
+        self.folders = [parent / name for parent in parents]
         self.entries: tuple[int, ...] = ()
         try:
-            for folder in self._folders:
+            for folder in self.folders:
                 folder.mkdir()
             self._set("memory.max", memory_bytes)
             self._set("memory.swap.max", 0)
@@ -43,32 +43,26 @@ class ControlGroup:
             raise
 
     def _set(self, file: str, value: int) -> None:
-        """Under version 1 and 2 the files differ; those of swap are missing where it is not accounted."""
-        for folder in self._folders:
+        """Write where the file exists: under version 1 and 2 they differ, and swap is not always accounted."""
+        for folder in self.folders:
             if (folder / file).exists():
                 with contextlib.suppress(OSError):
                     (folder / file).write_text(str(value))
 
     @property
     def procs(self) -> list[str]:
-        return [str(folder / "cgroup.procs") for folder in self._folders]
+        return [str(folder / "cgroup.procs") for folder in self.folders]
 
     def members(self) -> list[int]:
-        """All processes of the group, however they came to be: who may not write to other groups can not leave it.
+        """Return all processes of the group: a process that may not write to other groups cannot leave it.
 
-        Dead ones that nobody has waited for are none. A hundredth of the time that a look through /proc takes.
+        Dead ones that nobody has waited for do not count. A hundredth of the time that a look through /proc takes.
         """
         return [int(pid) for pid in Path(self.procs[0]).read_text().split()]
 
-    @property
-    def is_limited(self) -> bool:
-        found = [(folder / file) for folder in self._folders for file in LIMITS]
-        values = [file.read_text().strip() for file in found if file.exists()]
-        return len(values) == len(LIMITS) - 1 and "max" not in values
-
     def ran_out(self) -> bool:
-        """Whether the kernel has killed a process of the group for memory."""
-        for folder in self._folders:
+        """Whether the kernel has killed one of its processes for memory."""
+        for folder in self.folders:
             for file in ("memory.events", "memory.oom_control"):
                 with contextlib.suppress(OSError):
                     counts = dict(line.split() for line in (folder / file).read_text().splitlines())
@@ -92,7 +86,7 @@ class ControlGroup:
             os.close(fd)
         self.entries = ()
         end = time.monotonic() + REMOVAL_S
-        for folder in self._folders:
+        for folder in self.folders:
             while folder.exists():
                 try:
                     folder.rmdir()
@@ -104,13 +98,13 @@ class ControlGroup:
 
 @cache
 def _parents() -> tuple[Path, ...]:
-    """Where groups with memory and process limits can be made: one folder under version 2, two under version 1."""
+    """Find where groups with memory and process limits can be made: one folder under version 2, two under version 1."""
     own = own_paths(Path("/proc/self/cgroup").read_text())
     return next((parents for parents in places(ROOT, own) if _is_usable(parents)), ())
 
 
 def own_paths(table: str) -> dict[str, str]:
-    """This process's group by controller, from /proc/self/cgroup; under version 2 the controller is empty."""
+    """Parse /proc/self/cgroup into this process's group by controller; under version 2 the controller is empty."""
     found: dict[str, str] = {}
     for line in table.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -119,10 +113,10 @@ def own_paths(table: str) -> dict[str, str]:
 
 
 def places(root: Path, own: dict[str, str]) -> Iterator[tuple[Path, ...]]:
-    """Folders to try, the nearest first.
+    """Yield folders to try, the nearest first.
 
-    Under version 2 a group with processes in it can not hand controllers on, so it is a group above the own one that
-    may have them; under a systemd session that is the user's slice.
+    Under version 2 a group with processes in it cannot hand controllers on. So it is a group above the own one that may
+    have them; under a systemd session that is the user's slice.
     """
     if UNIFIED in own:
         group = root / own[UNIFIED].lstrip("/")
@@ -137,7 +131,6 @@ def places(root: Path, own: dict[str, str]) -> Iterator[tuple[Path, ...]]:
 
 
 def _is_usable(parents: tuple[Path, ...]) -> bool:
-    """Whether a limited group can really be made there, and entered."""
     try:
         group = ControlGroup(parents, 2**30, 64)
     except OSError:
@@ -145,7 +138,9 @@ def _is_usable(parents: tuple[Path, ...]) -> bool:
     try:
         words = [sys.executable, "-I", "-S", "-c", ENTER, *map(str, group.entries)]
         done = subprocess.run(words, capture_output=True, pass_fds=group.entries, check=False)
-        return done.returncode == 0 and group.is_limited
+        found = [folder / file for folder in group.folders for file in LIMITS]
+        values = [file.read_text().strip() for file in found if file.exists()]
+        return done.returncode == 0 and len(values) == len(LIMITS) - 1 and "max" not in values
     except OSError:
         return False
     finally:
@@ -153,7 +148,7 @@ def _is_usable(parents: tuple[Path, ...]) -> bool:
 
 
 def limited_group(memory_bytes: int, processes: int) -> ControlGroup | None:
-    """A new group; None where memory and processes of a child tree can not be bounded as a whole."""
+    """Make a group; None where memory and processes of a child tree cannot be bounded as a whole."""
     parents = _parents()
     try:
         return ControlGroup(parents, memory_bytes, processes) if parents else None

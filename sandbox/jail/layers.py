@@ -1,4 +1,4 @@
-"""Which layers contain a child, chosen from what this machine offers; every layer is tried, not assumed."""
+"""The layers that contain a child, chosen from what this machine offers; every layer is tried, not assumed."""
 
 import ctypes
 import marshal
@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from kernelwright.sandbox.build.toolchain import shown_paths
 from kernelwright.sandbox.jail import bubblewrap, cgroups
-from kernelwright.sandbox.machine import identity as child_package
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.machine import CHILD_FOLDER, CHILD_ROOT
+from kernelwright.sandbox.toolchain import shown_paths
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import JAIL_OFF
+from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import confine
 
 NOBODY = 65534
@@ -28,7 +28,7 @@ TRIES = 8
 
 
 def unused_user() -> int | None:
-    """A number that belongs to no account, or `NOBODY`; None where this process can not become another user at all."""
+    """Return a number that belongs to no account, or `NOBODY`; None where this process cannot become another user."""
     if os.geteuid() != 0:
         return None
     for numbers in RANGES:
@@ -40,7 +40,6 @@ def unused_user() -> int | None:
 
 
 def _is_mapped(number: int) -> bool:
-    """Whether this user namespace knows the number, both as user and as group."""
     return all(_holds(Path(f"/proc/self/{kind}_map").read_text(), number) for kind in ("uid", "gid"))
 
 
@@ -55,11 +54,6 @@ def _has_account(number: int) -> bool:
     except KeyError:
         return False
     return True
-
-
-def pending_signals() -> int:
-    """Signals that wait, and timers, of this process's user now, as the kernel counts them against a limit."""
-    return int(Path("/proc/self/status").read_text().partition("SigQ:")[2].split("/", 1)[0] or 0)
 
 
 Kind = Literal["builder", "worker", "reference"]
@@ -87,10 +81,10 @@ REMEDIES = {
     FILTER: "use Linux on x86_64 or aarch64 with seccomp",
 }
 START = (
-    f"import sys; sys.path.insert(0, {str(child_package.ROOT)!r}); "
+    f"import sys; sys.path.insert(0, {str(CHILD_ROOT)!r}); "
     "from kernelwright_child.start import main; main(sys.argv[1:])"
 )
-"""Starts the keeper. As a module rather than as a script, so that its compiled form is found."""
+"""Starts the supervisor. As a module rather than as a script, so that its compiled form is found."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 """The only ones that a child opens; CUDA opens more."""
 PENDING_SIGNALS = 64
@@ -100,7 +94,7 @@ COUNTED_BY_NAMESPACE = (5, 14)
 
 
 class Jail(NamedTuple):
-    """How to start one child: a command in front, a plan for the keeper, and the names of what that amounts to."""
+    """The means to start one child: a command in front, a plan for the supervisor, and the names of the layers."""
 
     prefix: tuple[str, ...]
     plan: dict[str, Any]
@@ -113,11 +107,11 @@ class Jail(NamedTuple):
         return self.group.entries if self.group else ()
 
     def command(self, inner: Sequence[str], lifeline: int, status: int) -> list[str]:
-        """The whole command line for a child that runs `inner`: see `kernelwright_child.keeper`."""
+        """Return the complete command line for a child that runs `inner`: see `kernelwright_child.supervisor`."""
         return self._keeper(inner, lifeline, status, self.fds)
 
     def guard(self, meeting: int, lifeline: int, status: int) -> list[str]:
-        """The same for a child that comes from the zygote, and has entered the control groups by itself."""
+        """Return the same for a child that comes from the zygote, and has entered the control groups by itself."""
         return self._keeper(["-f", str(meeting)], lifeline, status, ())
 
     def _keeper(self, inner: Sequence[str], lifeline: int, status: int, groups: Sequence[int]) -> list[str]:
@@ -126,7 +120,7 @@ class Jail(NamedTuple):
         return [*self.prefix, sys.executable, "-I", "-S", "-c", START, *numbers, plan, *inner]
 
     def members(self) -> list[int] | None:
-        """The processes in the control group; None where there is none, it can not be read, or one could leave it.
+        """Return the processes in the control group; None without one, or where a process could leave it.
 
         That takes writing to the group above, which namespaces, landlock and a user of its own keep a child from.
         """
@@ -139,7 +133,7 @@ class Jail(NamedTuple):
             return None
 
     def end(self) -> None:
-        """Kill whatever is left in the control group: for a tree whose keeper does not answer."""
+        """Kill whatever is left in the control group: for a tree whose supervisor does not answer."""
         if self.group is not None:
             self.group.kill()
 
@@ -153,7 +147,7 @@ class Jail(NamedTuple):
 
 
 def jail_for(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
-    """The jail for one child. Raises `MachineError` where the policy is `strict` and a layer is not to be had."""
+    """Make the jail for one child. Raises `MachineError` where the policy is `strict` and a layer is not available."""
     if settings.jail == "off":
         plan = dict.fromkeys(("limits", "user", "landlock", "filter", "memory", "folder", "folder_bytes"))
         return Jail((), plan | {"drop": False, "reads_all": False}, (JAIL_OFF, ENVIRONMENT, KEEPER), None)
@@ -203,16 +197,17 @@ def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
 
 
 def filter_plan(alone: bool, allowed: Sequence[str]) -> dict[str, Any]:
-    """The system call filter of a child, as `kernelwright_child.confine.install_filter` takes it."""
+    """Make the plan of a child's system call filter, as `kernelwright_child.confine.install_filter` takes it."""
     return {"alone": alone, "guarded": [os.getpid()], "allowed": list(allowed)}
 
 
 def _user(folder: WorkFolder, mounted_anew: bool, may_read_all: bool) -> int | None:
-    """The user that the child becomes; None where it stays who it is.
+    """Return the user that the child becomes; None where it stays the same.
 
     Another user must be able to start this interpreter and to reach the work folder. It can where everything is mounted
-    anew. Elsewhere no folder above may be closed; for the interpreter's, landlock does too: it bounds what is read, so
-    the right to read all can be kept. For the work folder's that is not enough, since access(2) heeds no such right.
+    inside. Elsewhere no folder above may be closed. For the interpreter's, landlock suffices too: it bounds what is
+    read, so the right to read all can be kept. For the work folder's that is not enough, since access(2) heeds no such
+    right.
     """
     if not mounted_anew and not (_is_open(str(folder.path.parent)) and (may_read_all or _reachable())):
         return None
@@ -223,17 +218,17 @@ def _user(folder: WorkFolder, mounted_anew: bool, may_read_all: bool) -> int | N
 
 
 def _fence(readable: list[str], writable: list[str], gpu: bool) -> dict[str, list[str]]:
-    """What landlock leaves. CUDA needs to write to its devices and below /proc; nothing else does."""
+    """Make the plan of what landlock leaves. CUDA needs to write to its devices and below /proc; nothing else does."""
     read, names = _around(bubblewrap.needed_paths(), bubblewrap.hidden_paths())
     write = [*writable, *DEVICES, *([*bubblewrap.gpu_nodes(), "/proc"] if gpu else [])]
     return {"read": [*read, *readable, "/proc"], "list": names, "write": write}
 
 
 def _around(shown: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:
-    """Paths that cover `shown` without `hidden`, and the folders that had to be taken apart for that.
+    """Return paths that cover `shown` without `hidden`, and the folders that had to be taken apart for that.
 
-    Landlock can not take back what it gave for a folder, so the folders beside a hidden one are named one by one. It
-    follows links, as `lib64` of a virtual environment is one to `lib`: what counts is where they lead.
+    Landlock cannot take back what it gave for a folder, so the folders beside a hidden one are named one by one. It
+    follows links, as `lib64` of a virtual environment is one to `lib`: their targets count.
     """
     paths, opened, seen = [], [], set()
     closed = {Path(os.path.realpath(path)) for path in hidden}
@@ -252,7 +247,9 @@ def _around(shown: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _limits(settings: Settings, own_users: bool) -> dict[str, int]:
-    """Resource limits. CUDA reserves far more address space than it uses, so RLIMIT_AS is never set."""
+    """Make the resource limits. CUDA reserves far more address space than it uses, so RLIMIT_AS is never set."""
+    # Signals that wait, and timers, of this process's user now, as the kernel counts them against the limit.
+    pending = int(Path("/proc/self/status").read_text().partition("SigQ:")[2].split("/", 1)[0] or 0)
     counted_apart = own_users and _kernel() >= COUNTED_BY_NAMESPACE
     return {
         "RLIMIT_CORE": 0,
@@ -262,7 +259,7 @@ def _limits(settings: Settings, own_users: bool) -> dict[str, int]:
         "RLIMIT_MSGQUEUE": 0,
         "RLIMIT_RTPRIO": 0,
         # Timers count too. Several children of one user share it, and where it is the judge's, with all that he runs.
-        "RLIMIT_SIGPENDING": PENDING_SIGNALS + pending_signals(),
+        "RLIMIT_SIGPENDING": PENDING_SIGNALS + pending,
         # Otherwise counted for the user over the whole machine: leave room for the others.
         "RLIMIT_NPROC": settings.processes + (0 if counted_apart else _own_threads()),
     }
@@ -273,7 +270,7 @@ def _kernel() -> tuple[int, ...]:
 
 
 def _own_threads() -> int:
-    """Threads of this process's user now. Zero for root, whose children change user."""
+    """Count the threads of this process's user now. Zero for root, whose children change user."""
     if os.geteuid() == 0:
         return 0
     count = 0
@@ -289,7 +286,7 @@ def _own_threads() -> int:
 @cache
 def _reachable() -> bool:
     """Whether another user can start this interpreter: not where it lies under a closed home."""
-    paths = (os.path.realpath(sys.executable), sys.prefix, sys.base_prefix, str(child_package.FOLDER))
+    paths = (os.path.realpath(sys.executable), sys.prefix, sys.base_prefix, str(CHILD_FOLDER))
     return all(_is_open(os.path.dirname(path)) for path in paths)  # noqa: PTH120
 
 
@@ -299,7 +296,7 @@ def _is_open(folder: str) -> bool:
 
 
 def landlock_layer() -> str:
-    """The layer's name with what this kernel's version of it covers."""
+    """Return the layer's name with what this kernel's version of it covers."""
     level = landlock_abi()
     covered = ["files"]
     covered += ["TCP"] if level >= confine.TCP_ABI else []
@@ -309,5 +306,4 @@ def landlock_layer() -> str:
 
 @cache
 def landlock_abi() -> int:
-    """The landlock version of this kernel; 0 where there is none."""
     return confine.landlock_abi(ctypes.CDLL(None, use_errno=True))

@@ -1,31 +1,38 @@
-"""The judge's side of the zygote: one process for each environment, started when first needed, gone with this one.
+"""The judge's side of the zygote: one process for each environment, started when first needed; and the judge's own
+process.
 
-See docs/decisions/zygote.md for why it is shaped like this, and the child's package for the process.
+See docs/decisions/zygote.md for the reasons, and `kernelwright_child.zygote` for the process.
 """
 
 import atexit
 import contextlib
+import ctypes
+import gc
 import importlib.util
 import logging
 import marshal
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernelwright.sandbox.machine import identity as child_package
+from kernelwright.sandbox.machine import CHILD_ROOT
+from kernelwright.sandbox.workfolder import shared_environment, sweep
+
+LOG = logging.getLogger("kernelwright.sandbox.jail")
 
 KEPT_BYTES = 64 * 1024
 """How much of the head, and how much of the tail, is kept."""
 
 
 class Capture:
-    """Drains a pipe in a thread, so that a flood neither blocks the child nor fills memory."""
+    """A thread that drains a pipe, so that a flood neither blocks the child nor fills memory."""
 
     def __init__(self) -> None:
         self._read, self.write_fd = os.pipe()
@@ -51,19 +58,18 @@ class Capture:
         os.close(self._read)
 
     def so_far(self) -> str:
-        """The last of what came until now, on one line: why a child did not start."""
+        """Return the last of the output so far, on one line: why a child did not start."""
         return " ".join((bytes(self._head) + bytes(self._tail)).decode(errors="replace").split())[-400:]
 
     def text(self) -> str:
-        """All that was kept; call after the child has ended."""
+        """Return all that was kept; call after the child has ended."""
         self._thread.join(timeout=1)
         middle = f"\n[... {self._dropped} bytes left out ...]\n".encode() if self._dropped else b""
         return (bytes(self._head) + middle + bytes(self._tail)).decode(errors="replace")
 
 
-LOG = logging.getLogger("kernelwright.sandbox.jail")
 START = (
-    f"import sys; sys.path.insert(0, {str(child_package.ROOT)!r}); "
+    f"import sys; sys.path.insert(0, {str(CHILD_ROOT)!r}); "
     "from kernelwright_child.zygote import main; main(sys.argv[1:])"
 )
 OWN_VARIABLES = {"HOME": "/nonexistent", "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -76,7 +82,7 @@ MOST = 4
 RECYCLED_BYTES = 2 * 2**30
 """It should stay as it is. One that grows beyond this leaks, and is replaced."""
 UNFIT = 3
-"""Its exit code where it can not be forked: the same as in the process itself, whose module would import torch."""
+"""Its exit code where it cannot be forked: the same as in the process itself, whose module would import torch."""
 FAILURES = 3
 """After so many in a row, children of this process are started by themselves."""
 ENDING_S = 5
@@ -87,8 +93,6 @@ class ZygoteGone(Exception):
 
 
 class ZygoteKey(NamedTuple):
-    """What makes a zygote the right one."""
-
     environment: tuple[tuple[str, str], ...]
     cores: tuple[int, ...]
     torch: tuple[int, ...]
@@ -102,15 +106,15 @@ class Zygote:
     def __init__(self, form: ZygoteKey) -> None:
         self.form = form
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._capture = Capture()  # sockets are closed where this fails; a pipe would not be
+        self.capture = Capture()  # sockets are closed where this fails; a pipe would not be
         cores, imports = ",".join(map(str, form.cores)), ",".join(form.imports)
         arguments = [str(theirs.fileno()), str(os.getpid()), cores, imports]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-c", START, *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=self._capture.write_fd,
-                stderr=self._capture.write_fd,
+                stdout=self.capture.write_fd,
+                stderr=self.capture.write_fd,
                 cwd="/",
                 env={**dict(form.environment), **OWN_VARIABLES, MARK: str(os.getpid())},
                 pass_fds=(theirs.fileno(),),
@@ -121,7 +125,7 @@ class Zygote:
             raise
         finally:
             theirs.close()
-            self._capture.start()
+            self.capture.start()
         self.pid = self._process.pid
 
     @property
@@ -137,14 +141,11 @@ class Zygote:
 
     @property
     def is_unfit(self) -> bool:
-        """Whether it has found that it can not be forked, as another would."""
+        """Whether it has found that it cannot be forked, as another would."""
         return self._process.poll() == UNFIT
 
-    def last_words(self) -> str:
-        return self._capture.so_far()
-
     def retire(self) -> None:
-        """Take no more orders. It ends once the keepers that it has forked have ended."""
+        """Take no more orders. It ends once the supervisors that it has forked have ended."""
         self._control.close()
 
     def kill(self) -> None:
@@ -158,13 +159,13 @@ class Zygote:
         self._process.wait(timeout=ENDING_S)
 
     def disown(self) -> None:
-        """In a fork of the process that started it: let go of it without ending it."""
+        """Release it without ending it, in a fork of the process that started it."""
         self._control.close()
         self._process.returncode = 0
 
 
 class Zygotes:
-    """Those of this process. Safe to use from many threads; a fork of this process starts its own."""
+    """The zygotes of this process. Safe to use from many threads; a fork of this process starts its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -172,13 +173,13 @@ class Zygotes:
         self._retired: list[Zygote] = []
         self._failures = 0
         self._unfit: set[tuple[str, ...]] = set()
-        """Imports with which one can not be forked."""
+        """Imports with which one cannot be forked."""
         self.obstacle = ""
         """Why children are no longer forked; empty while they are."""
         self._registered = False
 
     def find(self, environment: Mapping[str, str], imports: tuple[str, ...] = ()) -> Zygote | None:
-        """The zygote for children with this environment in common and the calling thread's cores; None: do without.
+        """Return the zygote for children with this environment and the calling thread's cores; None: do without.
 
         `imports`: what they need beside torch. It is left to them where no zygote can be forked that has it.
         """
@@ -226,7 +227,7 @@ class Zygotes:
         self._failures = 0
 
     def failed(self, zygote: Zygote, why: str) -> None:
-        """A fork has not; a new zygote may fare better, unless it happens again and again."""
+        """Note that a fork failed; a new zygote may fare better, unless it happens again and again."""
         with self._lock:
             if self._found.get(zygote.form) is zygote:
                 self._retire(self._found.pop(zygote.form))
@@ -236,7 +237,7 @@ class Zygotes:
                 return
             self._failures += 1
             if zygote.is_unfit or self._failures >= FAILURES:
-                self._give_up(zygote.last_words() or why)
+                self._give_up(zygote.capture.so_far() or why)
 
     def _give_up(self, why: str) -> None:
         LOG.info("children are no longer forked, and each takes seconds to start: %s", why)
@@ -249,7 +250,6 @@ class Zygotes:
         self._found, self._retired = {}, []
 
     def close(self) -> None:
-        """End all of them; those needed later are started anew."""
         with self._lock:
             for zygote in (*self._found.values(), *self._retired):
                 zygote.close()
@@ -265,7 +265,7 @@ ZYGOTES = Zygotes()
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process that is in use now; 0 where there is no such process."""
+    """Return the memory of a process that is in use now; 0 where there is no such process."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -273,7 +273,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def private_bytes(pid: int) -> int:
-    """Memory that a process shares with no other; 0 where that can not be known."""
+    """Return the memory that a process shares with no other; 0 where that is not known."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -293,3 +293,81 @@ def _torch_identity() -> tuple[int, ...]:
 def _torch_version_file() -> str:
     spec = importlib.util.find_spec("torch")
     return str(Path(spec.origin).parent / "version.py") if spec and spec.origin else ""
+
+
+def become_a_judge(threads: int | None = None, behind: bool = False) -> None:
+    """Keep freed memory, leave cores alone, be closed to other processes of the same user, and have children prepared.
+
+    Call it before torch is imported here: the process that children are forked from imports it meanwhile. `threads` as
+    in the settings; None for as many as there are cores. Left-overs of killed judges are removed. `behind`: for a
+    process that another waits for: ends with it, leaves Ctrl-C to it, and is killed first.
+    """
+    if behind:
+        parent_death_signal = 1
+        ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL, 0, 0, 0)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("500")
+    keep_freed_memory()
+    rest_between_loops()
+    # Let torch give back device memory of which a piece is still in use. The judge handles results of gigabytes, and a
+    # small one cut off the memory of a large one would hold all of it. Children choose for themselves.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    protect_this_process()
+    ZYGOTES.find(shared_environment(threads or len(os.sched_getaffinity(0)), steady=True))
+    sweep()
+
+
+@contextlib.contextmanager
+def imports_that_stay() -> Iterator[None]:
+    """Let the garbage collector rest during imports of torch and its users, and pass over them later.
+
+    Looking through them takes a sixth of the time of importing them. Later it would take 80 ms each time, perhaps in a
+    timed call.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that it frees.
+
+    The judge handles results of tens of megabytes thousands of times. With glibc's defaults each one is mapped afresh
+    and costs a page fault for every 4 KiB, most of the time of a comparison. All threads share what is kept: a thread's
+    own store gives such pieces back each time.
+    """
+    mmap_max, trim_threshold, arena_max = -4, -1, -8
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(arena_max, 1)
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, 2**31 - 1)
+
+
+def give_back_freed_memory() -> None:
+    """Give what `keep_freed_memory` keeps back to the machine: before a new problem."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def rest_between_loops() -> None:
+    """Let the threads of torch's loops here sleep when a loop has ended; call it before torch is imported.
+
+    Otherwise they wait for the next one on their cores, for milliseconds: while a call is timed there already, which
+    then took three times as long as others.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def protect_this_process() -> None:
+    """Let no process of the same user read or write this one's memory.
+
+    It costs core dumps and debuggers. Processes that this one starts are not affected.
+    """
+    set_dumpable = 4
+    ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0)

@@ -12,9 +12,9 @@ from typing import Literal
 
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox import gpu_tools
-from kernelwright.sandbox.build import python_header, shortcuts_found
+from kernelwright.sandbox.build import shortcuts_found
+from kernelwright.sandbox.clocks import Clocks
 from kernelwright.sandbox.jail import bubblewrap, cgroups
-from kernelwright.sandbox.jail.children import Child, ChildGone, ChildLate
 from kernelwright.sandbox.jail.layers import (
     FILTER,
     PRIVILEGES,
@@ -25,11 +25,11 @@ from kernelwright.sandbox.jail.layers import (
     landlock_abi,
     landlock_layer,
 )
+from kernelwright.sandbox.jail.process import Child, ChildGone, ChildLate
 from kernelwright.sandbox.jail.zygote import ZYGOTES, private_bytes, resident_bytes
-from kernelwright.sandbox.machine import identity as child_package
-from kernelwright.sandbox.machine.cache import VARIABLE, cache_root, is_full, is_writable, limit_fault
-from kernelwright.sandbox.machine.clocks import Clocks
-from kernelwright.sandbox.machine.identity import (
+from kernelwright.sandbox.locks import device_holder
+from kernelwright.sandbox.machine import (
+    CHILD_ROOT,
     PACKAGES,
     compiler,
     major_minor,
@@ -38,11 +38,12 @@ from kernelwright.sandbox.machine.identity import (
     processor_name,
     refused_by_torch,
 )
-from kernelwright.sandbox.machine.timing_locks import device_holder
-from kernelwright.sandbox.machine.workfolder import WorkFolder, sweep, temporary_place
-from kernelwright.sandbox.tensors.process_memory import MemoryReadError, read_bytes
+from kernelwright.sandbox.storage import VARIABLE, cache_root, is_full, is_writable, limit_fault
+from kernelwright.sandbox.tensors import MemoryReadError, read_bytes
+from kernelwright.sandbox.toolchain import python_header
 from kernelwright.sandbox.verdict.errors import MachineError, SandboxError
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder, sweep, temporary_place
 from kernelwright_child import confine, driver
 
 
@@ -303,7 +304,7 @@ def _filter_obstacle() -> str:
     if confine.filter_architecture() is None:
         return f"not written for {platform.machine()}"
     code = (
-        f"import ctypes, sys; sys.path.insert(0, {str(child_package.ROOT)!r}); "
+        f"import ctypes, sys; sys.path.insert(0, {str(CHILD_ROOT)!r}); "
         "from kernelwright_child import confine; "
         "libc = ctypes.CDLL(None, use_errno=True); libc.prctl(38, 1, 0, 0, 0); "
         f"confine.install_filter(libc, {filter_plan(alone=True, allowed=())!r})"
@@ -325,7 +326,7 @@ def _child() -> Iterator[HealthCheck]:
             child = Child("worker", folder, Settings())
             try:
                 child.greet(time.monotonic() + 60)
-                child.freeze()
+                child.stop()
                 with open(f"/proc/{child.pid}/maps") as maps:
                     address = int(maps.readline().partition("-")[0], 16)
                 read_bytes(child.pid, address, 16)

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.cpu import CpuBackend
-from kernelwright.sandbox.machine.fact_store import Store, work_key
+from kernelwright.sandbox.storage import Store, work_key
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, Peaks, floor_of
 from kernelwright.sandbox.verdict.verdicts import Measurement

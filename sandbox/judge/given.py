@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from kernelwright.problems import Problem, load_problem
 from kernelwright.sandbox.authenticity import languages
 from kernelwright.sandbox.authenticity.languages import candidate_of
-from kernelwright.sandbox.machine.logs import one_line
+from kernelwright.sandbox.logs import one_line
 from kernelwright.sandbox.verdict.verdicts import Candidate
 
 GivenProblem = Problem | str | os.PathLike[str]

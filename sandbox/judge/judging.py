@@ -9,19 +9,26 @@ from kernelwright.sandbox.authenticity import languages
 from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
 from kernelwright.sandbox.authenticity.native import needed_symbols
 from kernelwright.sandbox.backends import backend_of
-from kernelwright.sandbox.build import BuildStore, Toolchain, require_headers, toolchain
-from kernelwright.sandbox.build import build_store as diagnose
-from kernelwright.sandbox.build.build_store import read_failures
+from kernelwright.sandbox.build import BuildStore, read_failures
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Refused, Session, Unbuilt
 from kernelwright.sandbox.calls.timeouts import ImportTimeout
 from kernelwright.sandbox.gpu_tools import Subject
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.given import GivenProblem, GivenSource, candidate_given, checked_source, problem_of
-from kernelwright.sandbox.judge.stages import Built, SpareWorkers, build_key, build_late, built_by, shortcuts_for
-from kernelwright.sandbox.machine.identity import needs_device, versions, versions_used
-from kernelwright.sandbox.machine.timing_locks import WaitLimit, report_load
+from kernelwright.sandbox.judge.stages import (
+    Built,
+    SpareWorkers,
+    build_key,
+    build_late,
+    built_by,
+    shortcuts_for,
+)
+from kernelwright.sandbox.locks import WaitLimit, report_load
+from kernelwright.sandbox.logs import build_reason, names_an_error, trim_build_log, trim_traceback
+from kernelwright.sandbox.machine import needs_device, versions, versions_used
 from kernelwright.sandbox.timing.paired import DrawingReference, Timing, in_background, weight_seed
+from kernelwright.sandbox.toolchain import Toolchain, require_headers, toolchain
 from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedProblem
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Accuracy, Settings
@@ -135,10 +142,10 @@ class Judge:
         except Refused as error:
             if error.compiling:
                 log = error.log
-                if not diagnose.names_an_error(log):  # a verbose build prints what its compiler says
+                if not names_an_error(log):  # a verbose build prints what its compiler says
                     log = f"{session.close()}\n{log}"
-                raise StageFailed("build", diagnose.build_reason(log), diagnose.trim_build_log(log)) from None
-            raise StageFailed("load", error.reason, diagnose.trim_traceback(error.log)) from None
+                raise StageFailed("build", build_reason(log), trim_build_log(log)) from None
+            raise StageFailed("load", error.reason, trim_traceback(error.log)) from None
 
     def evaluate(self, built: Built, best_speedup: float | None = None) -> Verdict:
         """Load, run, check and time what was built; removes its work folder. Waits for the locks.

@@ -15,21 +15,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
-from kernelwright.sandbox.build import BuildStore, HeaderShelf, Toolchain, read_record, toolchain
-from kernelwright.sandbox.build import build_store as diagnose
-from kernelwright.sandbox.build.build_store import FailedBuild, read_failures
+from kernelwright.sandbox.build import BuildStore, FailedBuild, read_failures, read_record
 from kernelwright.sandbox.calls.backend import Backend
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.calls.timeouts import CandidateLate, ImportTimeout
 from kernelwright.sandbox.correctness.compare import Shares
-from kernelwright.sandbox.jail.children import ChildGone, ChildLate
-from kernelwright.sandbox.machine.identity import versions_used
-from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.jail.process import ChildGone, ChildLate
+from kernelwright.sandbox.logs import build_reason, trim_build_log, trim_traceback
+from kernelwright.sandbox.machine import versions_used
+from kernelwright.sandbox.tensors import MemoryReadError, Values
+from kernelwright.sandbox.toolchain import MakingHeaders, Toolchain, missing_headers, toolchain
 from kernelwright.sandbox.verdict.errors import SandboxError, StageFailed
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Authenticity, Candidate, Look, Stage
+from kernelwright.sandbox.workfolder import WorkFolder
 
 LOG = logging.getLogger("kernelwright.sandbox.judge")
 MEASURING = {
@@ -224,10 +223,8 @@ class Built:
             yield
         except Refused as error:
             if error.compiling:
-                raise StageFailed(
-                    "build", diagnose.build_reason(error.log), diagnose.trim_build_log(error.log)
-                ) from None
-            raise StageFailed(name, error.reason, diagnose.trim_traceback(error.log)) from None
+                raise StageFailed("build", build_reason(error.log), trim_build_log(error.log)) from None
+            raise StageFailed(name, error.reason, trim_traceback(error.log)) from None
         except CandidateLate as error:
             raise StageFailed("load", str(error)) from None
         except ChildLate:
@@ -321,11 +318,10 @@ def header_made(built: Built, tools: Toolchain | None) -> Iterator[Callable[[], 
     if tools is None:
         yield lambda: False
         return
-    shelf = HeaderShelf(tools)
-    missing = shelf.missing(built.candidate.source)
+    missing = missing_headers(tools, built.candidate.source)
     if missing:
         announce("build, and torch's header once on this machine")
-    making = shelf.making(missing)
+    making = MakingHeaders(tools, missing)
     try:
         with making:
             yield making.is_going_on

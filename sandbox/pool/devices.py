@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.machine.identity import processor_name
+from kernelwright.sandbox.machine import processor_name
 from kernelwright.sandbox.pool.protocol import Conditions, Device, ExecutorError
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings

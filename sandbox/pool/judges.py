@@ -18,9 +18,9 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.judge.stages import Built, SpareWorkers
-from kernelwright.sandbox.machine.identity import require_tools
-from kernelwright.sandbox.machine.logs import one_line
-from kernelwright.sandbox.machine.timing_locks import WaitLimit
+from kernelwright.sandbox.locks import WaitLimit
+from kernelwright.sandbox.logs import one_line
+from kernelwright.sandbox.machine import require_tools
 from kernelwright.sandbox.pool.devices import WorkerOptions
 from kernelwright.sandbox.pool.dispatch import KEPT
 from kernelwright.sandbox.pool.protocol import Answer, Question, Work

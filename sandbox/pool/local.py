@@ -17,7 +17,7 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.machine import identity as child_package
+from kernelwright.sandbox.machine import CHILD_ROOT
 from kernelwright.sandbox.pool.devices import (
     CUDA_VISIBLE,
     WorkerOptions,
@@ -40,7 +40,7 @@ LOOK_S = 0.2
 HALF_LOOKS = 4
 """Looks at an answer of which a part has come and nothing more comes: its writer has been stopped. Looks and not
 seconds, for where this process was busy meanwhile, the rest may be there unread."""
-ROOT = child_package.ROOT
+ROOT = CHILD_ROOT
 """`-m` finds our packages there, which lie beside the child's."""
 
 

@@ -19,8 +19,8 @@ from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.machine.cache import cache_root
 from kernelwright.sandbox.pool.protocol import Answer, Device, ExecutorError, Product, Stage, Work
+from kernelwright.sandbox.storage import cache_root
 from kernelwright.sandbox.verdict.judge_version import other_version
 from kernelwright.sandbox.verdict.settings import (
     Accuracy,

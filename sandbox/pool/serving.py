@@ -3,7 +3,7 @@
 `python -m kernelwright.sandbox.pool.serving THREADS ORDER`.
 
 It ends when its input does, so also when its driver is killed, and
-ends every child first; should it be killed instead, the children's keepers notice and end them.
+ends every child first; should it be killed instead, the children's supervisors notice and end them.
 """
 
 import contextlib
@@ -16,12 +16,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Any
 
-from kernelwright.sandbox.jail.zygote_start import become_a_judge, imports_that_stay
-from kernelwright.sandbox.machine.logs import tell_logs_as_asked
-from kernelwright.sandbox.machine.workfolder import close_all
+from kernelwright.sandbox.jail.zygote import become_a_judge, imports_that_stay
+from kernelwright.sandbox.logs import show_logs_as_asked
 from kernelwright.sandbox.pool.devices import WorkerOptions
 from kernelwright.sandbox.pool.protocol import Answer, Question
-from kernelwright_child import driver, keeper
+from kernelwright.sandbox.workfolder import close_all
+from kernelwright_child import driver, supervisor
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.pool.judges import Worker
@@ -85,7 +85,7 @@ class Serving:
 
 
 def end_children() -> None:
-    for pid in keeper.descendants(os.getpid()):
+    for pid in supervisor.descendants(os.getpid()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -95,7 +95,7 @@ def main() -> None:
     os.dup2(2, 1)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    tell_logs_as_asked()
+    show_logs_as_asked()
     order = WorkerOptions.model_validate_json(sys.argv[2])
     order.settle()
     settings = order.settings()
@@ -113,7 +113,7 @@ def main() -> None:
     serving.stop()
     end_children()
     close_all()  # what a thread that hangs, or is late on a busy machine, would have removed
-    os._exit(0)  # a thread that hangs must not keep us; the children's keepers end them once this process is gone
+    os._exit(0)  # a thread that hangs must not keep us; the children's supervisors end them once this process is gone
 
 
 if __name__ == "__main__":

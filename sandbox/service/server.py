@@ -15,8 +15,8 @@ from types import FrameType
 import uvicorn
 
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.jail.zygote_start import protect_this_process
-from kernelwright.sandbox.machine.timing_locks import open_own, try_lock
+from kernelwright.sandbox.jail.zygote import protect_this_process
+from kernelwright.sandbox.locks import open_own, try_lock
 from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, executor_for
 from kernelwright.sandbox.pool.remote import TOKEN, default_socket
 from kernelwright.sandbox.service.application import application

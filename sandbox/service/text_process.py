@@ -20,7 +20,7 @@ from kernelwright.problems.loading import check_name
 from kernelwright.problems.record.base import first_fault
 from kernelwright.problems.record.source import check_reference
 from kernelwright.sandbox.authenticity.languages import candidate_of
-from kernelwright.sandbox.machine.identity import ON_DEVICE
+from kernelwright.sandbox.machine import ON_DEVICE
 from kernelwright.sandbox.pool.local import Ended, LineProcess
 from kernelwright.sandbox.pool.protocol import Work
 from kernelwright.sandbox.service.job_store import LONGEST_TEXT, JobRequest, NewJob, PlaceName

@@ -23,9 +23,9 @@ from kernelwright.sandbox.correctness.compare import (
     tolerance_of,
 )
 from kernelwright.sandbox.correctness.families import DRAWN, Domain, vary
-from kernelwright.sandbox.machine.fact_store import Store, baseline_key
-from kernelwright.sandbox.machine.identity import cpu_facts, processor_name, versions
-from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.machine import cpu_facts, processor_name, versions
+from kernelwright.sandbox.storage import Store, baseline_key
+from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.statistics import ratio_interval
@@ -102,7 +102,7 @@ def _device(ordinal: int) -> tuple[str, tuple[tuple[str, str], ...]]:
     import torch
 
     from kernelwright.sandbox.calls.device import device_of
-    from kernelwright.sandbox.machine.clocks import Clocks
+    from kernelwright.sandbox.clocks import Clocks
 
     device = device_of(Settings(device=f"cuda:{ordinal}"))
     clocks = Clocks(device.uuid)

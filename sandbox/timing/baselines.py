@@ -12,24 +12,27 @@ from typing import NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.build import require_python_header
 from kernelwright.sandbox.calls.backend import Backend
 from kernelwright.sandbox.calls.memory_planning import ON_HOST, Needs, references_kept
 from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
 from kernelwright.sandbox.correctness.compare import IEEE, KERNELBENCH, Shares
 from kernelwright.sandbox.correctness.families import FAMILIES, Domain
 from kernelwright.sandbox.jail.zygote import ZYGOTES
-from kernelwright.sandbox.machine.cache import Bounds, FolderStore, digest_of
-from kernelwright.sandbox.machine.fact_store import Store, status_key
-from kernelwright.sandbox.machine.workfolder import WorkFolder, shared_environment
-from kernelwright.sandbox.tensors.values import Values
-from kernelwright.sandbox.timing.baseline_facts import BaselineTimes, place_of, processor_kind
+from kernelwright.sandbox.storage import Bounds, FolderStore, Store, digest_of, status_key
+from kernelwright.sandbox.tensors import Values
+from kernelwright.sandbox.timing.baseline_facts import (
+    BaselineTimes,
+    place_of,
+    processor_kind,
+)
 from kernelwright.sandbox.timing.samples import Spreads, by_worker
+from kernelwright.sandbox.toolchain import require_python_header
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
 from kernelwright.sandbox.verdict.memory import free_bytes
 from kernelwright.sandbox.verdict.settings import Accuracy, CompileMode, Settings
 from kernelwright.sandbox.verdict.statistics import KnownSpread
 from kernelwright.sandbox.verdict.verdicts import Measurement, ProblemStatus
+from kernelwright.sandbox.workfolder import WorkFolder, shared_environment
 
 Reference = TypeVar("Reference", bound=ReferenceSession)
 LOG = logging.getLogger("kernelwright.sandbox.timing")

@@ -11,12 +11,12 @@ from kernelwright.sandbox.calls.gpu_reference import GpuReference
 from kernelwright.sandbox.calls.memory_planning import ON_DEVICE, Needs, holds_another
 from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
 from kernelwright.sandbox.correctness.compare import IEEE, Shares, are_within
-from kernelwright.sandbox.machine.fact_store import Store, baseline_key
-from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.storage import Store, baseline_key
+from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.timing.baseline_facts import BaselineErrors, accuracy_of, place_of
 from kernelwright.sandbox.timing.baselines import PERMITTING, Baselines, OtherBaseline, begin_compiler
 from kernelwright.sandbox.verdict.settings import Accuracy
+from kernelwright.sandbox.workfolder import WorkFolder
 
 LUCK = 2.0
 """A candidate may be off by this many times those errors, which are of a single draw for each input distribution."""

@@ -30,7 +30,7 @@ from kernelwright.sandbox.correctness.compare import (
     tolerance_of,
 )
 from kernelwright.sandbox.correctness.families import DRAWN, schedule, vary
-from kernelwright.sandbox.tensors.values import Values
+from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.timing.baselines import PERMITTING, Baselines
 from kernelwright.sandbox.timing.samples import EFFORT, PairedSamples, is_clearly_slower, is_enough_to_choose
 from kernelwright.sandbox.verdict.errors import StageFailed

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.device import Timed
-from kernelwright.sandbox.machine.fact_store import Key, Store, baseline_key
+from kernelwright.sandbox.storage import Key, Store, baseline_key
 from kernelwright.sandbox.timing.baseline_facts import place_of
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings

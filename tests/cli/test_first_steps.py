@@ -11,7 +11,7 @@ import pytest
 
 from kernelwright.commands.options.search_options import checked_config
 from kernelwright.commands.options.terminal import UserMistake, writing
-from kernelwright.sandbox.build import python_header
+from kernelwright.sandbox.toolchain import python_header
 from tests.support.runs import made_run
 
 

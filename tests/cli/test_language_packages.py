@@ -1,6 +1,6 @@
 import pytest
 
-from kernelwright.sandbox.machine.identity import PACKAGES, package_version
+from kernelwright.sandbox.machine import PACKAGES, package_version
 
 
 @pytest.mark.parametrize("language", PACKAGES)

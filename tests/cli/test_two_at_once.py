@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kernelwright.sandbox.machine.timing_locks import NAME_BYTES, processor_path, processor_turn
+from kernelwright.sandbox.locks import NAME_BYTES, processor_lock, processor_path
 from tests.support.problems import RIGHT
 from tests.support.processes import holders
 from tests.support.servers import fake_reply
@@ -48,7 +48,7 @@ def test_two_judges_and_a_run_take_turns_and_say_for_whom_they_wait(files, model
     monkeypatch.setattr("tempfile.tempdir", str(files))
     server = model_server(fake_reply(RIGHT))
     search = ["run", "problem.py", "--set", "measure=false", "--model", "m", "--attempts", "2", "--out", "out"]
-    with processor_turn(CORES):
+    with processor_lock(CORES):
         judges = [started(files, "judge", "problem.py", "right.py") for _ in range(2)]
         running = [*judges, started(files, *search, "--base-url", server.base_url)]
         said = [next(line for line in one.stderr if LOAD not in line) for one in running]

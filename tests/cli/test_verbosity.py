@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kernelwright.sandbox.machine.logs import OURS, VARIABLE, StandardError, tell_logs, tell_logs_as_asked
+from kernelwright.sandbox.logs import OURS, VARIABLE, StandardError, show_logs, show_logs_as_asked
 
 LIST = ("problems", "list", "--family", "norm")
 
@@ -41,35 +41,35 @@ def test_a_library_that_nobody_asked_is_silent_even_about_warnings():
 
 
 def test_a_level_is_told_and_those_below_it_are_not(logger, capsys):
-    tell_logs("INFO")
+    show_logs("INFO")
     logging.getLogger("kernelwright.sandbox.made").info("heard")
     logging.getLogger("kernelwright.sandbox.made").debug("not heard")
     assert "sandbox.made: heard\n" in (said := capsys.readouterr().err) and "not heard" not in said
 
 
 def test_a_line_is_told_once_however_often_logs_are_asked_for(logger, capsys):
-    tell_logs("INFO")
-    tell_logs("DEBUG")
+    show_logs("INFO")
+    show_logs("DEBUG")
     logging.getLogger("kernelwright.made").debug("heard")
     assert capsys.readouterr().err.count("heard") == 1
 
 
 def test_what_a_candidate_said_can_not_command_the_terminal(logger, capsys):
-    tell_logs("INFO")
+    show_logs("INFO")
     logging.getLogger("kernelwright.made").info("it said %s", "\x1b[2J")
     assert "\x1b" not in capsys.readouterr().err
 
 
 def test_a_process_that_is_started_then_tells_the_same_level(logger, capsys):
-    tell_logs("DEBUG")
+    show_logs("DEBUG")
     assert os.environ[VARIABLE] == "DEBUG"
     logger.handlers.clear()
-    tell_logs_as_asked()
+    show_logs_as_asked()
     assert [type(handler) for handler in logger.handlers] == [StandardError]
 
 
 def test_a_level_that_is_none_is_no_reason_to_fail(logger, monkeypatch):
     monkeypatch.setenv(VARIABLE, "loud")
     logger.handlers.clear()
-    tell_logs_as_asked()
+    show_logs_as_asked()
     assert logger.handlers == []

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kernelwright import Judging, JudgingError, judge_all, load_problem
-from kernelwright.sandbox.machine.timing_locks import processor_path, processor_turn
+from kernelwright.sandbox.locks import processor_lock, processor_path
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright_child.keeper import descendants
+from kernelwright_child.supervisor import descendants
 from tests.cli.test_judge_command import KEYS
 from tests.support.problems import PROBLEM, RIGHT, WRONG
 from tests.support.processes import waiters
@@ -128,7 +128,7 @@ def test_leaving_while_another_program_times_removes_every_folder(problem, tmp_p
                 await asyncio.sleep(0.05)
             task.cancel()
 
-    with processor_turn(tuple(os.sched_getaffinity(0))):
+    with processor_lock(tuple(os.sched_getaffinity(0))):
         asyncio.run(leave())
     assert leftovers(tmp_path) == ([], [])
 

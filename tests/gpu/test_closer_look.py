@@ -7,7 +7,7 @@ from kernelwright.commands.options.terminal import UserMistake
 from kernelwright.problems import Problem
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.gpu_tools import Subject, looked_at
-from kernelwright.sandbox.jail.children import ChildLate
+from kernelwright.sandbox.jail.process import ChildLate
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.settings import Settings

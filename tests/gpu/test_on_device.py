@@ -18,8 +18,8 @@ from kernelwright.sandbox.calls.buffers import Lent, Shown, fetch, poison, seen
 from kernelwright.sandbox.gpu_tools import program
 from kernelwright.sandbox.judge.doctor import gpu_findings
 from kernelwright.sandbox.judge.judging import judge
-from kernelwright.sandbox.machine.timing_locks import device_holder
-from kernelwright.sandbox.tensors.values import RawTensor
+from kernelwright.sandbox.locks import device_holder
+from kernelwright.sandbox.tensors import RawTensor
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from kernelwright_child import driver

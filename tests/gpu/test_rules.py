@@ -9,12 +9,11 @@ import torch
 
 from kernelwright.sandbox.calls.buffers import POISON_WORD, PROBES, Allocations, Glance, comb
 from kernelwright.sandbox.calls.device import Prepared
-from kernelwright.sandbox.machine.clocks import ClockSample, steady
-from kernelwright.sandbox.machine.timing_locks import DeviceTurn, WaitLimit, device_holder, device_path
-from kernelwright.sandbox.tensors.process_memory import MemoryReadError
-from kernelwright.sandbox.tensors.values import RawTensor, Values, alone
+from kernelwright.sandbox.clocks import ClockSample, steady
+from kernelwright.sandbox.locks import DeviceLock, WaitLimit, device_holder, device_path
+from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, alone
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright_child.casting import fix_precision, precision_switches
+from kernelwright_child.models import fix_precision, precision_switches
 
 SIZES = [0, 3, 4, 7, 4 * PROBES - 4, 4 * PROBES, 4 * PROBES + 4, 10**6 + 3, 2**31]
 
@@ -124,25 +123,25 @@ def lock_file():
 
 
 def test_a_second_judge_waits_for_the_device_and_is_told_who_has_it(lock_file):
-    first = DeviceTurn(UUID, WaitLimit(0))
+    first = DeviceLock(UUID, WaitLimit(0))
     assert device_holder(UUID) == f"process {os.getpid()}"
     with pytest.raises(MachineError, match=f"taken by process {os.getpid()}"):
-        DeviceTurn(UUID, WaitLimit(0))
+        DeviceLock(UUID, WaitLimit(0))
     first.close()
     assert device_holder(UUID) is None
-    DeviceTurn(UUID, WaitLimit(0)).close()
+    DeviceLock(UUID, WaitLimit(0)).close()
 
 
 def test_a_judge_that_is_killed_gives_the_device_back(lock_file):
-    code = "import time; from kernelwright.sandbox.machine.timing_locks import DeviceTurn, WaitLimit; "
-    code += f"held = DeviceTurn({UUID!r}, WaitLimit(0)); "
+    code = "import time; from kernelwright.sandbox.locks import DeviceLock, WaitLimit; "
+    code += f"held = DeviceLock({UUID!r}, WaitLimit(0)); "
     code += "print(1, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         assert device_holder(UUID) == f"process {other.pid}"
         other.kill()
         other.wait()
-    DeviceTurn(UUID, WaitLimit(5)).close()
+    DeviceLock(UUID, WaitLimit(5)).close()
 
 
 def test_a_device_that_nobody_ever_took_has_no_device_holder():

@@ -7,11 +7,11 @@ import torch
 
 from kernelwright.sandbox import gpu_tools
 from kernelwright.sandbox.gpu_tools import Tool, ToolTask, run_under
-from kernelwright.sandbox.machine.workfolder import WorkFolder
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Look
+from kernelwright.sandbox.workfolder import WorkFolder
 
 CLEAN = """========= COMPUTE-SANITIZER
 ========= ERROR SUMMARY: 0 errors

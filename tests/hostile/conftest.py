@@ -9,8 +9,8 @@ import pytest
 from kernelwright.sandbox.jail import bubblewrap
 from kernelwright.sandbox.jail import layers as jail
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.machine.workfolder import remove
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import remove
 from tests.hostile.attacks import PROBLEM
 from tests.hostile.surroundings import Surroundings
 from tests.support.efforts import at_asked_effort

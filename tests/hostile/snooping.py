@@ -63,7 +63,7 @@ def try_ptrace():
 
 
 def try_keeper_memory():
-    """reading the keeper's memory or descriptors"""
+    """reading the supervisor's memory or descriptors"""
     return looked_into(os.getppid() or 1)
 
 
@@ -178,7 +178,7 @@ def try_checkout():
 def try_import():
     """importing the package with the references"""
     try:
-        from kernelwright.problems import catalog
+        from tests.agent.providers.test_recorded import catalog
     except ImportError:
         return False
     return list(catalog.__path__) and os.listdir(next(iter(catalog.__path__)))
@@ -332,7 +332,7 @@ def try_descriptors():
 
 
 def try_forged_death_signal():
-    """outliving the keeper, or closing itself to the judge"""
+    """outliving the supervisor, or closing itself to the judge"""
     if AROUND["namespaces"]:
         return False
     return libc.prctl(1, 0, 0, 0, 0) == 0 or libc.prctl(4, 0, 0, 0, 0) == 0

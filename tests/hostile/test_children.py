@@ -8,10 +8,10 @@ from contextlib import ExitStack
 import pytest
 
 from kernelwright.sandbox.calls.sessions import Misbehaved, Session
-from kernelwright.sandbox.jail.children import Child, ChildGone
 from kernelwright.sandbox.jail.layers import FILTER
+from kernelwright.sandbox.jail.process import Child, ChildGone
 from kernelwright.sandbox.jail.zygote import KEPT_BYTES, Capture
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.workfolder import WorkFolder
 from tests.hostile.conftest import TIGHT
 
 WAKES_ITSELF = """
@@ -256,7 +256,7 @@ def test_a_child_that_does_not_read_can_not_block_the_judge(folder):
     child = Child("worker", folder, TIGHT)
     try:
         child.greet(time.monotonic() + 60)
-        child.freeze()
+        child.stop()
         with pytest.raises(ChildGone, match="does not read"):
             for _ in range(1000):
                 child.send({"words": "x" * 60_000})

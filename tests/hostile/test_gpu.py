@@ -8,8 +8,8 @@ import torch
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.jail import bubblewrap
 from kernelwright.sandbox.jail import layers as jail
-from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 
 pytestmark = [
     pytest.mark.gpu,

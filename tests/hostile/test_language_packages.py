@@ -8,9 +8,9 @@ import pytest
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.jail import bubblewrap
 from kernelwright.sandbox.jail import layers as jail
-from kernelwright.sandbox.machine.identity import PACKAGES, package_version
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.machine import PACKAGES, package_version
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 
 pytestmark = pytest.mark.slow
 CHANGES = """

@@ -11,9 +11,9 @@ import pytest
 
 from kernelwright.sandbox.jail import bubblewrap, cgroups
 from kernelwright.sandbox.jail import layers as jail
-from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import confine
 from tests.hostile.surroundings import CHECKOUT
 from tests.hostile.test_unprivileged import as_user, environment
@@ -177,7 +177,7 @@ def test_a_user_of_its_own_has_no_account_and_is_not_met_twice():
 
 
 def test_a_protected_process_can_not_be_dumped():
-    code = "from kernelwright.sandbox.jail.zygote_start import protect_this_process; "
+    code = "from kernelwright.sandbox.jail.zygote import protect_this_process; "
     code += "protect_this_process(); import ctypes; "
     code += "raise SystemExit(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"
     assert subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, check=False).returncode == 0

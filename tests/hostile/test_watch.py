@@ -1,4 +1,4 @@
-"""What the keeper counts: everything that fills memory or disk, also what tries not to be seen."""
+"""What the supervisor counts: everything that fills memory or disk, also what tries not to be seen."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kernelwright_child.keeper import LONGEST_PATH, Watch, resident, size_on_disk
+from kernelwright_child.supervisor import LONGEST_PATH, Watch, resident, size_on_disk
 
 MIB = 2**20
 

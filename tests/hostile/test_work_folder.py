@@ -7,8 +7,8 @@ import tempfile
 
 import pytest
 
-from kernelwright.sandbox.machine.workfolder import WorkFolder, remove
 from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.workfolder import WorkFolder, remove
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_the_judge_does_not_write_through_a_link_that_a_candidate_left(folder, t
 
 def test_a_disk_that_is_nearly_full_is_the_machines_lack(monkeypatch):
     monkeypatch.setattr(
-        "kernelwright.sandbox.machine.workfolder.LEAST_FREE_BYTES", shutil.disk_usage(tempfile.gettempdir()).total + 1
+        "kernelwright.sandbox.workfolder.LEAST_FREE_BYTES", shutil.disk_usage(tempfile.gettempdir()).total + 1
     )
     with pytest.raises(MachineError, match=r"\d+ MiB are free.* TMPDIR"):
         WorkFolder()

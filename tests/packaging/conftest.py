@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.sandbox.machine.workfolder import remove
+from kernelwright.sandbox.workfolder import remove
 from tests.packaging.environments import Environment, copy_checkout, done, folder_of_an_agent
 
 BUILD = "from setuptools.build_meta import build_{kind} as build; print(build({to!r}))"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.prompts.targets import EXAMPLES, TARGETS
-from kernelwright.sandbox.machine.identity import PACKAGES, language_environment, package_version
+from kernelwright.sandbox.machine import PACKAGES, language_environment, package_version
 
 FOLDERS = sorted(choice.folder for language in TARGETS.values() for choice in language.examples)
 

@@ -6,7 +6,7 @@ import resource
 from contextlib import contextmanager
 from pathlib import Path
 
-from kernelwright.sandbox.machine.timing_locks import DOORS, processor_path
+from kernelwright.sandbox.locks import DOORS, processor_path
 
 HEARING_CTRL_C = """
 import signal

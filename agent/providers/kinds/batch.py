@@ -33,7 +33,7 @@ from kernelwright.agent.providers.provider import (
 )
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Prompt
-from kernelwright.sandbox.machine.cache import write_atomically
+from kernelwright.sandbox.storage import write_atomically
 
 if TYPE_CHECKING:
     import openai

@@ -11,7 +11,7 @@ from kernelwright.agent.log.records import Ask, Reply, Request, Usage
 from kernelwright.agent.providers.provider import AnswerPending, Provider, ProviderError, ProviderOptions, RunRecord
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.prompts import Prompt
-from kernelwright.sandbox.machine.cache import write_atomically
+from kernelwright.sandbox.storage import write_atomically
 
 TASK, ANSWER = ".task.md", ".answer.md"
 TASKS = "tasks"

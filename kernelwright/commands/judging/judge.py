@@ -63,7 +63,7 @@ def judge(
         _recheck(record, as_json)
     if problem is None or candidate is None:
         raise UserMistake("judge needs a problem and a candidate file; or --recheck with a stored record")
-    from kernelwright.sandbox.jail.zygote_start import become_a_judge, imports_that_stay
+    from kernelwright.sandbox.jail.zygote import become_a_judge, imports_that_stay
     from kernelwright_child import driver
 
     if server is None:
@@ -71,7 +71,7 @@ def judge(
         become_a_judge(threads)  # first of all: the process that it starts imports torch, which takes longest
     from kernelwright.problems import load_problem
     from kernelwright.sandbox.authenticity.languages import candidate_of
-    from kernelwright.sandbox.machine.identity import require_tools
+    from kernelwright.sandbox.machine import require_tools
 
     source = _source_in(read_text(candidate, "candidate file"), candidate)
     asked = candidate_of(source)

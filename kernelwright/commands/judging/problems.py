@@ -85,7 +85,7 @@ class Checks:
     """Checks problems: one alone in this process, several in another. What ends that one costs the problem's line."""
 
     def __init__(self, threads: int | None, apart: bool) -> None:
-        from kernelwright.sandbox.jail.zygote_start import become_a_judge
+        from kernelwright.sandbox.jail.zygote import become_a_judge
 
         self._begin = partial(become_a_judge, threads, apart)
         self._apart = multiprocessing.get_context("spawn") if apart else None

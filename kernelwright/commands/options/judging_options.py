@@ -227,7 +227,7 @@ def device_for(asked: str | None, language: str, size: str, local: bool = True) 
     `UserMistake` where that can not be what is meant, `MachineError` where this machine has no such device. `local`: it
     is judged here, so this machine's devices count.
     """
-    from kernelwright.sandbox.machine.identity import ON_DEVICE, needs_device
+    from kernelwright.sandbox.machine import ON_DEVICE, needs_device
 
     if asked is None:
         return "cuda" if needs_device(language, size) else "cpu"
@@ -275,7 +275,7 @@ def size_for(problem: str, size: str | None, device: str) -> str | None:
 
 def place_words(device: str, dtype: str | None = None) -> str:
     """`cuda:0, NVIDIA H200, bfloat16`: where something is judged, and in what it was cast to."""
-    from kernelwright.sandbox.machine.identity import device_name
+    from kernelwright.sandbox.machine import device_name
 
     return ", ".join(part for part in (device, device_name(device), dtype) if part)
 

@@ -199,7 +199,7 @@ def prepare_process() -> None:
 
     Workers judge, in processes of their own; the keys to models are here.
     """
-    from kernelwright.sandbox.jail.zygote_start import protect_this_process, rest_between_loops
+    from kernelwright.sandbox.jail.zygote import protect_this_process, rest_between_loops
 
     rest_between_loops()
     protect_this_process()

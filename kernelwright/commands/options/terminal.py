@@ -149,7 +149,7 @@ def table_console(highlight: bool = True) -> "Console":
 
 def fit_for(stream: TextIO, source: str) -> str:
     """A candidate's source for a stream: a file gets it as it is, a terminal would take some of it for commands."""
-    from kernelwright.sandbox.machine.logs import escaped
+    from kernelwright.sandbox.logs import escaped
 
     return escaped(source) if stream.isatty() else source
 
@@ -169,9 +169,9 @@ def tell_logs_for(count: int) -> None:
     if not count:
         return
     from kernelwright.evals.runs.version import version_words
-    from kernelwright.sandbox.machine.logs import tell_logs
+    from kernelwright.sandbox.logs import show_logs
 
-    tell_logs(LEVELS[min(count, len(LEVELS)) - 1])
+    show_logs(LEVELS[min(count, len(LEVELS)) - 1])
     LOG.info("%s, Python %s on %s", version_words(), platform.python_version(), platform.platform())
 
 

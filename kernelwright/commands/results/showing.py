@@ -148,8 +148,8 @@ def _boards(runs: "list[RunFacts]", verify: int, effort: "JudgingEffort") -> "li
     from kernelwright.agent.briefs import sheet_for
     from kernelwright.evals.boards.leaderboard import boards
     from kernelwright.evals.boards.verifying import Verifier
-    from kernelwright.sandbox.jail.zygote_start import become_a_judge
-    from kernelwright.sandbox.machine.identity import ON_DEVICE
+    from kernelwright.sandbox.jail.zygote import become_a_judge
+    from kernelwright.sandbox.machine import ON_DEVICE
     from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 
     if verify:

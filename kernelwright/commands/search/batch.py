@@ -33,7 +33,7 @@ def export(
     """Write the asks that wait for an answer as a batch file. It is in OpenAI's chat completions form."""
     from kernelwright.agent.log.run_log import RunLog
     from kernelwright.agent.providers.kinds.batch import batch_line, open_requests
-    from kernelwright.sandbox.machine.cache import write_atomically
+    from kernelwright.sandbox.storage import write_atomically
 
     with RunLog.open(folder) as log:
         lines = {one.request.digest: batch_line(one.request) for one in open_requests(log)}

@@ -24,7 +24,6 @@ from typing import Any
 
 from kernelwright.problems import Problem
 from kernelwright.problems.texts.rewriting import LibraryMissing
-from kernelwright.sandbox.machine.cache import cache_root
 from kernelwright.sandbox.pool.devices import given, own_cores
 from kernelwright.sandbox.pool.protocol import (
     NEEDS,
@@ -38,6 +37,7 @@ from kernelwright.sandbox.pool.protocol import (
     Stage,
     Work,
 )
+from kernelwright.sandbox.storage import cache_root
 from kernelwright.sandbox.verdict.judge_version import other_version
 from kernelwright.sandbox.verdict.settings import Settings
 

@@ -12,15 +12,13 @@ import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelwright.sandbox.build import BuildStore
-from kernelwright.sandbox.build.build_store import BUILD_BYTES, BUILD_FILES, LIMIT_BYTES
-from kernelwright.sandbox.jail.zygote_start import become_a_judge, rest_between_loops
-from kernelwright.sandbox.machine.cache import Cache, cache_root
-from kernelwright.sandbox.machine.identity import processor_name
-from kernelwright.sandbox.machine.workfolder import HeldFolder
+from kernelwright.sandbox.build import BUILD_BYTES, BUILD_FILES, BuildStore
+from kernelwright.sandbox.jail.zygote import become_a_judge, rest_between_loops
+from kernelwright.sandbox.machine import processor_name
 from kernelwright.sandbox.pool.devices import WorkerOptions, device_at, is_on_gpu, own_cores, shared_cores, split
 from kernelwright.sandbox.pool.protocol import Question
 from kernelwright.sandbox.verdict.judge_version import own_versions
+from kernelwright.sandbox.workfolder import HeldFolder
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.pool.judges import Worker
@@ -67,7 +65,7 @@ def _extract(packed: bytes, folder: Path) -> None:
 
 
 def is_kept(digest: str) -> bool:
-    return bool(digest) and Cache(cache_root() / "builds", LIMIT_BYTES).use(digest) is not None
+    return bool(digest) and BuildStore().use(digest) is not None
 
 
 _builders: dict[str, "Worker"] = {}

@@ -7,9 +7,9 @@ from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.view import View, fold
 from kernelwright.prompts import cpu_sheet
 from kernelwright.prompts.brief import Yardstick
-from kernelwright.sandbox.floor import processor
-from kernelwright.sandbox.machine.fact_store import Store, baseline_key, work_key
-from kernelwright.sandbox.machine.identity import versions
+from kernelwright.sandbox import peaks
+from kernelwright.sandbox.machine import versions
+from kernelwright.sandbox.storage import Store, baseline_key, work_key
 from kernelwright.sandbox.timing.baseline_facts import BaselineTime
 from kernelwright.sandbox.verdict.roofline import Floor, Level, NecessaryWork, Peaks
 from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing, Passed
@@ -105,7 +105,7 @@ def works(tmp_path):
 
 
 def test_what_earlier_judgings_left_is_known_without_a_search(works):
-    Store("peaks", works).put(processor._key(2), PEAKS.model_dump(mode="json"))
+    Store("peaks", works).put(peaks._key(False, 2), PEAKS.model_dump(mode="json"))
     place = "Example CPU, 2 threads"
     for device, ms in ((place, 1.5), ("Another CPU, 2 threads", 9.0)):
         known = BaselineTime(

@@ -11,7 +11,7 @@ from kernelwright.agent.providers.kinds import local
 from kernelwright.agent.providers.kinds.server import OpenAIProvider, proxy_for
 from kernelwright.agent.providers.provider import OpenAISettings, ProviderError
 from kernelwright.prompts import Prompt
-from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.storage import VARIABLE
 
 ASK = Ask(attempt=1, problem="p", role="propose", target="cpp", parent=None, idea="", directive="", model="some-model")
 NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")

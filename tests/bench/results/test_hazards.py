@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from bench.results.hazards import check_hazards, parse_hazards
+from bench.results.hazards import check_hazards
 from bench.results.index import read_index
+from kernelwright.sandbox.gpu_tools import parse_hazards, sanitizer_command
 from kernelwright.sandbox.gpu_tools import parse_hazards as read
-from kernelwright.sandbox.gpu_tools import sanitizer_command
 from tests.bench.results.walk import ROOT
 
 SUMMARIES = {

@@ -6,7 +6,7 @@ from kernelwright.evals.boards.leaderboard import boards
 from kernelwright.evals.boards.verifying import VERIFIED, Verifier
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.problems import load_problem
-from kernelwright.sandbox.machine.identity import processor_name
+from kernelwright.sandbox.machine import processor_name
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from tests.support.problems import PROBLEM, RIGHT, WRONG
 from tests.support.runs import passed, setting, writing

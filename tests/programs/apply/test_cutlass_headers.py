@@ -5,7 +5,7 @@ import os
 import pytest
 
 from kernelwright.programs.apply.placing import INCLUDED, module_of, started
-from kernelwright.sandbox.machine.identity import cutlass_headers
+from kernelwright.sandbox.machine import cutlass_headers
 
 SOURCE = """
 import ctypes

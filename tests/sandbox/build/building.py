@@ -1,6 +1,6 @@
-"""`python -m tests.sandbox.build.building NAME FOLDER [SHELF]`: builds one case of the corpus, and writes the outcome.
+"""`python -m tests.sandbox.build.building NAME FOLDER [PLAN]`: builds one case of the corpus, and writes the outcome.
 
-The stock way, or with a shelf's shortcuts installed. `FOLDER/outcome.pt` holds `{built, error, results}`.
+The stock way, or with shortcuts installed. `FOLDER/outcome.pt` holds `{built, error, results}`.
 """
 
 import ctypes

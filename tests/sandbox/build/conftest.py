@@ -1,11 +1,11 @@
 import pytest
 
-from kernelwright.sandbox.build import HeaderShelf, toolchain
-from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.storage import VARIABLE
+from kernelwright.sandbox.toolchain import prepare_headers, toolchain
 
 
 @pytest.fixture(scope="session")
-def shelf(tmp_path_factory):
+def prepared(tmp_path_factory):
     """A fresh cache with the light header; other tests of this session share it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("cache")))
@@ -13,7 +13,6 @@ def shelf(tmp_path_factory):
         found = toolchain()
         if found is None or not found.is_gcc:
             pytest.skip("the light header is made for g++, and the C++ compiler here is another")
-        made = HeaderShelf(found)
-        assert made.prepare()
-        yield made
+        assert prepare_headers(found)
+        yield found
     toolchain.cache_clear()

@@ -3,8 +3,8 @@
 from kernelwright.agent.providers.kinds.recorded import recorded_targets
 from kernelwright.problems import catalog_names
 from kernelwright.sandbox.calls.sessions import Refused, Session
-from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 
 ARGUMENTS = {
     "activation_chain": (-0.25, 3.0, 0.8, -0.3),

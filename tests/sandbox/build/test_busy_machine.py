@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.storage import VARIABLE
 from tests.sandbox.conftest import SCALED_ROWS
 from tests.support.commands import clean_environment
 

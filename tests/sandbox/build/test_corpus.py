@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.sandbox.build import toolchain
+from kernelwright.sandbox.toolchain import toolchain
 from tests.sandbox.build.corpus import CORPUS
 from tests.sandbox.build.outcomes import KERNEL, OWN, both_ways, first_error, functions, is_equal
 
@@ -11,7 +11,7 @@ UNOPTIMISED = {name for name, case in CORPUS.items() if "-O" not in case.build}
 
 
 @pytest.fixture(scope="session")
-def both(shelf, tmp_path_factory):
+def both(prepared, tmp_path_factory):
     return both_ways(tmp_path_factory.mktemp("corpus"), toolchain().plan(2**33))
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from kernelwright.sandbox.build import toolchain
+from kernelwright.sandbox.toolchain import toolchain
 from kernelwright_child import driver
 from tests.sandbox.build.corpus_cuda import CUDA
 from tests.sandbox.build.outcomes import both_ways, device_code, first_error, is_equal, ways_of
@@ -14,7 +14,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="session")
-def both(shelf, tmp_path_factory):
+def both(prepared, tmp_path_factory):
     return both_ways(tmp_path_factory.mktemp("corpus"), toolchain().plan(2**33))
 
 

@@ -8,11 +8,12 @@ from bench.recorded import recorded_source
 from kernelwright.agent.providers.kinds.recorded import recorded_targets
 from kernelwright.problems import catalog_names
 from kernelwright.prompts.targets import EXAMPLES
-from kernelwright.sandbox.build import read_record, toolchain
+from kernelwright.sandbox.build import read_record
 from kernelwright.sandbox.calls.sessions import Refused, Session
-from kernelwright.sandbox.machine.identity import cutlass_headers
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.machine import cutlass_headers
+from kernelwright.sandbox.toolchain import toolchain
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 from tests.gpu.languages import HONEST, HOSTILE
 
 pytestmark = [

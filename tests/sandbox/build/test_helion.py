@@ -12,9 +12,9 @@ from kernelwright.agent.providers.kinds.recorded import recorded_targets
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.prompts.targets import EXAMPLES
 from kernelwright.sandbox.calls.sessions import Refused, Session
-from kernelwright.sandbox.machine.identity import package_version
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.machine import package_version
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 from tests.gpu.languages import HONEST
 
 pytestmark = [

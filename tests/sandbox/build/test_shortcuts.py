@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from kernelwright.sandbox.build import BuildStore, read_record, toolchain
+from kernelwright.sandbox.build import BuildStore, read_record
 from kernelwright.sandbox.calls.sessions import Session
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.toolchain import toolchain
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import wire
 from tests.sandbox.build.corpus import CORPUS
 from tests.sandbox.build.outcomes import is_equal, outcome_of, ways_of
@@ -30,7 +31,7 @@ class ModelNew(torch.nn.Module):
 
 
 @pytest.fixture(scope="session")
-def plan(shelf):
+def plan(prepared):
     return toolchain().plan(2**33)
 
 
@@ -67,9 +68,9 @@ def test_a_source_that_clashes_with_the_stock_header_does_not_slip_through_with_
 
 
 @pytest.fixture(scope="session")
-def jailed(plan, shelf):
+def jailed(plan, prepared):
     folder = WorkFolder()
-    header = next(shelf.folder.rglob("light/kernelwright/core.h"))
+    header = next(prepared.folder.rglob("light/kernelwright/core.h"))
     source = folder.write("candidate.py", CANDIDATE.replace("HEADER", repr(str(header))))
     with Session("builder", folder, Settings()) as session:
         session.greet()

@@ -6,7 +6,7 @@ import pytest
 
 from bench.recorded import recorded_source
 from kernelwright.prompts.targets import EXAMPLES
-from kernelwright.sandbox.machine.identity import package_version
+from kernelwright.sandbox.machine import package_version
 from tests.gpu.languages import HONEST, HOSTILE
 from tests.sandbox.build.constructing import ARGUMENTS, constructed, recorded
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from kernelwright.sandbox.calls.device import CudaDevice
-from kernelwright.sandbox.machine.timing_locks import device_path
+from kernelwright.sandbox.locks import device_path
 from kernelwright.sandbox.verdict.errors import MachineError
 
 PATIENCE_S = 60

@@ -6,10 +6,10 @@ import pytest
 
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, planned, require_room
-from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.errors import UnsupportedHere
 from kernelwright.sandbox.verdict.memory import free_bytes
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 from tests.support.problems import stateless, tiny_problem
 
 pytestmark = pytest.mark.slow

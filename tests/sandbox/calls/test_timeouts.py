@@ -19,8 +19,8 @@ from kernelwright.sandbox.calls.timeouts import (
     ImportTimeout,
     is_compiler,
 )
-from kernelwright.sandbox.jail.children import ChildLate
-from kernelwright_child.keeper import descendants
+from kernelwright.sandbox.jail.process import ChildLate
+from kernelwright_child.supervisor import descendants
 
 PATIENCE_S = 120
 """Beyond this a test itself has gone wrong."""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness.compare import mismatch
 from kernelwright.sandbox.correctness.distance import Cut, Joined, are_alike, cuts, part, result_rows, spans
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors import RawTensor, Values
 
 
 def values(*tensors):

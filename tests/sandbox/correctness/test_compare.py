@@ -9,7 +9,7 @@ from kernelwright.problems import Problem, Tolerance
 from kernelwright.sandbox.correctness.compare import Checks, is_right_anyhow, mismatch, tolerance_of
 from kernelwright.sandbox.correctness.distance import measure
 from kernelwright.sandbox.correctness.patterns import stale
-from kernelwright.sandbox.tensors.values import RawTensor, Values, is_sound
+from kernelwright.sandbox.tensors import RawTensor, Values, is_sound
 from kernelwright.sandbox.verdict.errors import BrokenProblem
 
 

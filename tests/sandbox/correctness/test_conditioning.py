@@ -3,7 +3,7 @@ import torch
 
 from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness.compare import ExactCase, mismatch, mismatch_shaken, shake
-from kernelwright.sandbox.tensors.values import RawTensor, ShownBytes, Values
+from kernelwright.sandbox.tensors import RawTensor, ShownBytes, Values
 
 ROWS, COLUMNS = 256, 1000
 

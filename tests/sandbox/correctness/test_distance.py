@@ -9,7 +9,7 @@ from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness import compare, distance
 from kernelwright.sandbox.correctness.compare import Checks, mismatch
 from kernelwright.sandbox.correctness.distance import MOVES, Moved, all_within, finite, measure, worst
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors import RawTensor, Values
 
 SHAPES = [(), (1,), (7,), (3, 50), (5, 4, 30), (2, 3, 4, 100)]
 

@@ -8,7 +8,7 @@ import torch
 from kernelwright.problems import ExcludedValues
 from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, Domain, has_nan, is_nan_only, vary
 from kernelwright.sandbox.judge.judging import judge
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.timing.paired import PAIRS_A_WORKER
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed

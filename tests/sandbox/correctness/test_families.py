@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, most, schedule, vary
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors import RawTensor, Values
 
 
 def values(*tensors):

@@ -11,7 +11,7 @@ from kernelwright.problems import Tolerance
 from kernelwright.problems.record import value_families
 from kernelwright.sandbox.correctness.compare import ExactCase, mismatch_shaken
 from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, vary
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors import RawTensor, Values
 
 pytestmark = pytest.mark.slow
 

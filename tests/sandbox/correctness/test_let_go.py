@@ -8,7 +8,7 @@ import torch
 
 from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness.compare import is_right_anyhow, mismatch
-from kernelwright.sandbox.tensors.values import RawTensor, Values, flatten
+from kernelwright.sandbox.tensors import RawTensor, Values, flatten
 
 TREES = {
     "a tensor": {"t": 0},

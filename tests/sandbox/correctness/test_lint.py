@@ -7,7 +7,7 @@ import torch
 
 from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness.lint import examine, quick_status, status_of
-from kernelwright.sandbox.tensors.values import RawTensor, Values, with_changed
+from kernelwright.sandbox.tensors import RawTensor, Values, with_changed
 
 
 def status(function, shape=(64, 64)):

@@ -7,7 +7,7 @@ import torch
 
 from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness.lint import draws
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors import RawTensor, Values
 
 
 def packed(tensor):

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness.compare import MANY, is_right_anyhow, mismatch
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors import RawTensor, Values
 
 pytestmark = pytest.mark.slow
 

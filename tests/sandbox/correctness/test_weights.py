@@ -3,7 +3,7 @@
 import torch
 
 from kernelwright.sandbox.correctness.families import BLOCK, changed
-from kernelwright.sandbox.tensors.values import RawTensor
+from kernelwright.sandbox.tensors import RawTensor
 
 
 def other(tensor, names=("w",), changing=("w",), seed=1):

@@ -15,10 +15,10 @@ import torch
 
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.jail import bubblewrap
-from kernelwright.sandbox.jail.children import Child
+from kernelwright.sandbox.jail.process import Child
 from kernelwright.sandbox.jail.zygote import MARK, OWN_VARIABLES, ZYGOTES, Zygotes
-from kernelwright.sandbox.machine.workfolder import WorkFolder
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder
 
 pytestmark = pytest.mark.slow
 
@@ -320,9 +320,9 @@ def test_many_threads_may_ask_at_once(zygotes):
 
 JUDGE = """
 import os, sys, time
-from kernelwright.sandbox.jail.children import Child
+from kernelwright.sandbox.jail.process import Child
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright.sandbox.jail.zygote import ZYGOTES
 
 folder = WorkFolder()
@@ -370,12 +370,12 @@ folder.close()
 
 def test_a_protected_judge_can_still_read_its_children():
     code = """
-from kernelwright.sandbox.jail.zygote_start import protect_this_process
-from kernelwright.sandbox.tensors.process_memory import read_bytes
+from kernelwright.sandbox.jail.zygote import protect_this_process
+from kernelwright.sandbox.tensors import read_bytes
 protect_this_process()
 second = Child("worker", folder, Settings())
 second.greet(time.monotonic() + 120)
-second.freeze()
+second.stop()
 address = int(open(f"/proc/{second.pid}/maps").readline().partition("-")[0], 16)
 print(len(read_bytes(second.pid, address, 16)), second.cpu_ms() > 0, second.offspring())
 second.close()

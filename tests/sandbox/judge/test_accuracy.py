@@ -6,8 +6,8 @@ from kernelwright.problems import Problem
 from kernelwright.problems.record.value_families import FAMILIES
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.machine.fact_store import Store, baseline_key
 from kernelwright.sandbox.pool.protocol import Conditions
+from kernelwright.sandbox.storage import Store, baseline_key
 from kernelwright.sandbox.timing.baseline_facts import BaselineErrors
 from kernelwright.sandbox.timing.gpu_baselines import LUCK
 from kernelwright.sandbox.verdict.settings import Settings

@@ -276,9 +276,9 @@ def test_a_child_dies_with_its_judge(tmp_path):
 
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from kernelwright.sandbox.jail.children import Child
+from kernelwright.sandbox.jail.process import Child
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright.sandbox.machine.workfolder import WorkFolder
+from kernelwright.sandbox.workfolder import WorkFolder
 import time
 child = Child("worker", WorkFolder(), Settings())
 child.greet(time.monotonic() + 60)

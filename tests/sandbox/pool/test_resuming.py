@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from kernelwright_child import keeper
+from kernelwright_child import supervisor
 from tests.sandbox.pool.conftest import COUNT
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -59,7 +59,7 @@ def test_no_worker_outlives_a_driver_that_is_killed(start, folders):
 
 
 def descendants(pid):
-    return {child: started(child) for child in keeper.descendants(pid)}
+    return {child: started(child) for child in supervisor.descendants(pid)}
 
 
 def started(pid):

@@ -6,12 +6,12 @@ from bench.simulated.clock import run_simulated
 from bench.simulated.executor import VERDICT, SimulatedExecutor, Times
 from kernelwright.agent.engine.scheduling import ExecutorEvaluator, evaluating
 from kernelwright.problems import Problem
-from kernelwright.sandbox.machine.fact_store import Store
-from kernelwright.sandbox.machine.identity import processor_name
+from kernelwright.sandbox.machine import processor_name
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, executor_for, settled
 from kernelwright.sandbox.pool.protocol import Answer, ExecutorError
 from kernelwright.sandbox.pool.remote import JobSettings
+from kernelwright.sandbox.storage import Store
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Measurement, Pairing, Passed

@@ -3,7 +3,7 @@
 import pytest
 
 from kernelwright.problems import load_problem
-from kernelwright.sandbox.machine.fact_store import Store
+from kernelwright.sandbox.storage import Store
 from kernelwright.sandbox.timing.baseline_facts import QUICK, BaselineTimes, in_words
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing

@@ -51,7 +51,7 @@ def test_a_status_stands_for_one_problem_and_one_kind_of_device():
 
 def test_a_status_of_other_rules_is_found_again(monkeypatch):
     assert Known(PROBLEM, Settings()).status == WEAK
-    monkeypatch.setattr("kernelwright.sandbox.machine.fact_store.JUDGE_VERSION", JUDGE_VERSION + 1)
+    monkeypatch.setattr("kernelwright.sandbox.verdict.judge_version.JUDGE_VERSION", JUDGE_VERSION + 1)
     assert backend_of(Settings()).baselines(PROBLEM).known_status is None
 
 

@@ -13,7 +13,7 @@ from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.reference import CompiledGraphs, Form
 from kernelwright.sandbox.jail.zygote import ZYGOTES
 from kernelwright.sandbox.judge.judging import judge
-from kernelwright.sandbox.machine.cache import VARIABLE
+from kernelwright.sandbox.storage import VARIABLE
 from kernelwright.sandbox.timing.baseline_facts import BaselineTimes
 from kernelwright.sandbox.timing.baselines import CompiledStore, CompilerFolder
 from kernelwright.sandbox.verdict.errors import BrokenProblem
@@ -235,7 +235,7 @@ def test_each_problem_mode_and_number_of_threads_has_products_of_its_own():
 def test_a_harmed_entry_is_unseen(store, products, tmp_path, harm):
     (tmp_path / "empty").mkdir()
     assert store.keep("a", products)
-    harm(store._cache.root / "a")
+    harm(store.root / "a")
     assert not store.restore("a", tmp_path / "empty")
     assert list((tmp_path / "empty").iterdir()) == [] and len(store) == 0
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from kernelwright.sandbox.gpu_timing import moves_data
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors import RawTensor, Values
 
 PROGRAMS = {
     "rolled": (lambda x: [x.roll(3, 0)], True),

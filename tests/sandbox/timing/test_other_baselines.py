@@ -8,7 +8,7 @@ import torch
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.reference import Form
 from kernelwright.sandbox.correctness.families import Domain
-from kernelwright.sandbox.tensors.values import RawTensor, Values
+from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.timing.baseline_facts import accuracy_of
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.support.problems import tiny_problem

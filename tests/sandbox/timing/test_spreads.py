@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from kernelwright.sandbox.machine.fact_store import Store
+from kernelwright.sandbox.storage import Store
 from kernelwright.sandbox.timing.samples import KEPT, Spreads, by_worker
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Pairing

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from kernelwright.agent.engine.scheduling import ExecutorEvaluator
-from kernelwright.sandbox.machine.cache import VARIABLE
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.protocol import Product, Work
 from kernelwright.sandbox.pool.ray.executor import RayExecutor
+from kernelwright.sandbox.storage import VARIABLE
 from kernelwright.sandbox.verdict.verdicts import Candidate
-from kernelwright_child import keeper
+from kernelwright_child import supervisor
 from tests.sandbox.pool.workers.test_local import executor as local_executor
 from tests.support.executors import COMPILED, HIDDEN, NEGATED, QUICK, batch, judged, outcome, right
 
@@ -149,7 +149,7 @@ def listening():
             if fields[3] == "0A":
                 at[f"socket:[{fields[9]}]"] = fields[1].partition(":")[0]
     found = []
-    for pid in (os.getpid(), *keeper.descendants(os.getpid())):
+    for pid in (os.getpid(), *supervisor.descendants(os.getpid())):
         for path in Path(f"/proc/{pid}/fd").glob("*"):
             with contextlib.suppress(OSError):
                 found.append(at.get(str(path.readlink())))

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from kernelwright.sandbox.machine.cache import VARIABLE
 from kernelwright.sandbox.pool.protocol import ExecutorError
 from kernelwright.sandbox.pool.ray.executor import (
     MODE,
@@ -18,6 +17,7 @@ from kernelwright.sandbox.pool.ray.executor import (
     session_folder,
     wants_token,
 )
+from kernelwright.sandbox.storage import VARIABLE
 
 
 @pytest.fixture

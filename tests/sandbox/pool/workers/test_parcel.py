@@ -7,8 +7,8 @@ import tarfile
 import pytest
 
 from kernelwright.sandbox.build import BuildStore
-from kernelwright.sandbox.machine.cache import VARIABLE
 from kernelwright.sandbox.pool.ray.workers import is_kept, pack, unpack
+from kernelwright.sandbox.storage import VARIABLE
 
 DIGEST = "a" * 64
 

@@ -13,7 +13,7 @@ from kernelwright import Judging
 from kernelwright.agent.engine.scheduling import ExecutorEvaluator
 from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import Batch, CandidateFile, Collected
-from kernelwright.sandbox.machine.timing_locks import processor_path
+from kernelwright.sandbox.locks import processor_path
 from kernelwright.sandbox.pool import local
 from kernelwright.sandbox.pool.devices import WorkerOptions
 from kernelwright.sandbox.pool.dispatch import Dispatcher

@@ -1,0 +1,266 @@
+"""A model, its inputs and its calls: precision, memory shared with the judge, forward and backward, and float64.
+
+A model is cast once it is made, as `Module.to` does. For float64 the model is not copied: whatever holds the modules
+themselves would miss a copy, such as a lambda that a constructor made. Its parameters and buffers are float64 for as
+long as the context lasts, and the same as before after it.
+"""
+
+import math
+import mmap
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from kernelwright_child import wire
+
+NARROW = (torch.float32, torch.float16, torch.bfloat16)
+CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+REINTERPRETING = (torch.Tensor.view, torch.finfo)
+"""What a dtype means for these is not a precision to compute in."""
+
+
+def run_source(path: str, name: str) -> dict[str, Any]:
+    """Execute a file as a module of its own, so that classes, pickling and inspection find their source."""
+    module = type(sys)(name)
+    module.__file__ = path
+    sys.modules[name] = module
+    with open(path, encoding="utf-8") as file:
+        exec(compile(file.read(), path, "exec"), module.__dict__)
+    return module.__dict__
+
+
+def construct(entry: Callable[..., Any], arguments: Any) -> Any:
+    """Call a constructor with what `get_init_inputs` gave: a list by position, a dictionary by name."""
+    return entry(**arguments) if isinstance(arguments, dict) else entry(*arguments)
+
+
+def cast_model(model: Any, dtype: str | None) -> None:
+    """Cast parameters and buffers; nothing for None. What a model keeps elsewhere stays as it is."""
+    if dtype is not None:
+        model.to(getattr(torch, dtype))
+
+
+def cast_inputs(inputs: list[Any], dtype: str | None) -> list[Any]:
+    """Return the inputs with floating tensors cast; integers, booleans and complex numbers stay as they are."""
+    if dtype is None:
+        return inputs
+    wanted = getattr(torch, dtype)
+
+    def cast(leaf: Any) -> Any:
+        return leaf.to(wanted) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+    return [tree_map(cast, value) for value in inputs]
+
+
+def shared_tensors(fd: int, specs: Sequence[dict[str, Any]]) -> list[torch.Tensor]:
+    """Return one tensor for each spec (`dtype`, `shape`, `offset` in bytes), sharing the pages of the descriptor.
+
+    The descriptor is closed: the mapping holds one of its own, and closes it when none of the tensors lives any more.
+    """
+    try:
+        memory = mmap.mmap(fd, 0)
+    finally:
+        os.close(fd)
+    return [_tensor(memory, spec) for spec in specs]
+
+
+def _tensor(memory: mmap.mmap, spec: dict[str, Any]) -> torch.Tensor:
+    dtype = getattr(torch, spec["dtype"])
+    count = math.prod(spec["shape"])
+    if count == 0:
+        return torch.empty(spec["shape"], dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=spec["offset"]).view(spec["shape"])
+
+
+def constant_of(weight: torch.Tensor) -> float | None:
+    """Return the value that all elements of a floating tensor have; None where they differ."""
+    if not weight.is_floating_point() or not weight.numel() or not bool((weight == weight.view(-1)[0]).all()):
+        return None
+    return float(weight.view(-1)[0])
+
+
+Weights = list[tuple[torch.nn.Parameter | None, torch.Size]]
+
+
+def weights_of(model: torch.nn.Module, order: list[tuple[str, torch.Size]]) -> Weights:
+    """Return the parameters of these names with the shapes of their gradients; None for what is not a parameter."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return [(parameters.get(name), shape) for name, shape in order]
+
+
+def differentiate(run: Callable[..., Any], weights: Weights, values: Any) -> Any:
+    """Return outputs and gradients of a call on `[inputs, gradients of the floating outputs]`."""
+    inputs, gradients = values
+    inputs = [
+        value.detach().requires_grad_() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for value in inputs
+    ]
+    for parameter, _ in weights:
+        if parameter is not None:
+            parameter.grad = None
+    outputs = run(*inputs)
+    flat: list[torch.Tensor] = []
+    wire.pack(outputs, flat)
+    roots = [tensor for tensor in flat if tensor.is_floating_point()]
+    torch.autograd.backward(roots, gradients)
+    return {
+        "outputs": _detached(outputs),
+        "inputs": [value.grad if isinstance(value, torch.Tensor) else None for value in inputs],
+        "weights": [None if w is None or w.grad is None else w.grad.reshape(shape) for w, shape in weights],
+    }
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, list | tuple):
+        return (list if isinstance(value, list) else tuple)(map(_detached, value))
+    return {key: _detached(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def fix_precision(policy: str) -> dict[str, Any]:
+    """Set torch's switches for `strict`, `tf32`, `half`, or `shipped`, torch's own defaults; return what they then are.
+
+    Candidate and baseline get the same: it decides what torch's own products may do to float32. Only the older switches
+    are used: torch refuses to read them once the newer ones were written, and candidates and torch.compile read them.
+    cudnn.benchmark stays off, so that a call's algorithm does not depend on which candidates ran before. A candidate
+    that changes a switch answers for it with its tolerance.
+    """
+    lower, shipped = policy in ("tf32", "half"), policy == "shipped"
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    torch.set_float32_matmul_precision("high" if lower else "highest")
+    matmul.allow_tf32 = lower
+    cudnn.allow_tf32 = lower or shipped
+    matmul.allow_fp16_reduced_precision_reduction = policy == "half" or shipped
+    matmul.allow_bf16_reduced_precision_reduction = policy == "half" or shipped
+    cudnn.benchmark = False
+    return precision_switches()
+
+
+def precision_switches() -> dict[str, Any]:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return {
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul.allow_tf32": matmul.allow_tf32,
+        "cudnn.allow_tf32": cudnn.allow_tf32,
+        "matmul.allow_fp16_reduced_precision_reduction": matmul.allow_fp16_reduced_precision_reduction,
+        "matmul.allow_bf16_reduced_precision_reduction": matmul.allow_bf16_reduced_precision_reduction,
+        "cudnn.benchmark": cudnn.benchmark,
+    }
+
+
+class Widening(TorchFunctionMode):
+    """A mode that makes float64 of casts to narrower floating types, new tensors of them, and tensors that are given.
+
+    The last are those that lie outside the model: a mask in a global, a table in a list.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call with float64 in place of the narrower types and tensors among the arguments."""
+        kwargs = kwargs or {}
+        if func in CASTS:
+            return args[0].double()
+        if func in REINTERPRETING or getattr(func, "__name__", "") in ("__get__", "__set__", "__delete__"):
+            return func(*args, **kwargs)
+        args, kwargs = tree_map(
+            lambda leaf: torch.float64 if isinstance(leaf, torch.dtype) and leaf in NARROW else leaf, (args, kwargs)
+        )
+        leaves = tree_leaves((args, kwargs))
+        has_wide = any(isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64 for leaf in leaves)
+        if has_wide and not _writes(func):
+            given = {name: value for name, value in kwargs.items() if name != "out"}
+            args, given = tree_map(widened_value, (args, given))
+            kwargs = kwargs | given
+        return func(*args, **kwargs)
+
+
+def _writes(func: Any) -> bool:
+    """Whether this changes its first argument in place: a copy of it must not take the change."""
+    name = getattr(func, "__name__", "")
+    return (
+        name == "__setitem__"
+        or (name.startswith("__i") and name in vars(torch.Tensor))
+        or (name.endswith("_") and not name.endswith("__"))
+    )
+
+
+def widened_value(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.dtype in NARROW else leaf
+
+
+@contextmanager
+def widened(model: torch.nn.Module | None = None) -> Iterator[Callable[[Any], Any]]:
+    """Have all floating arithmetic in float64, if the inputs are; so are the model's parameters and buffers.
+
+    After it the model is as before, also where a call counts, caches or replaces something: float64 values there would
+    change the next call in its own dtype. Yields a function to call on the results, some of which may be the model's
+    own tensors.
+    """
+    before = torch.get_default_dtype()
+    held = Held([] if model is None else list(model.modules()))
+    torch.set_default_dtype(torch.float64)
+    try:
+        held.widen()
+        with Widening():
+            yield held.apart
+    finally:
+        torch.set_default_dtype(before)
+        held.put_back()
+
+
+class Held:
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        self._attributes = [
+            # A copy of the dictionaries that a module keeps its parameters, buffers and modules in.
+            (vars(module), {k: v.copy() if isinstance(v, dict) else v for k, v in vars(module).items()})
+            for module in modules
+        ]
+        found = (tensor for attributes, _ in self._attributes for tensor in _tensors(attributes))
+        self._tensors = [(tensor, tensor.data) for tensor in dict.fromkeys(found)]
+        # Integers and what is float64 already are computed with where they are.
+        self._values = [(data, data.clone()) for _, data in self._tensors if data.dtype not in NARROW]
+
+    def widen(self) -> None:
+        for tensor, data in self._tensors:
+            tensor.grad = None
+            if data.dtype in NARROW:
+                tensor.data = data.double()
+
+    def apart(self, results: Any) -> Any:
+        """Return the results, with memory of their own in place of what will be put back."""
+        held = {_place(tensor) for tensor, _ in self._tensors}
+
+        def own(leaf: Any) -> Any:
+            is_held = isinstance(leaf, torch.Tensor) and _place(leaf) in held
+            return leaf.detach().clone() if is_held else leaf
+
+        return tree_map(own, results)
+
+    def put_back(self) -> None:
+        for attributes, former in self._attributes:
+            attributes.clear()
+            attributes.update(former)
+        for tensor, data in self._tensors:
+            tensor.grad = None
+            tensor.data = data
+        for data, value in self._values:
+            data.copy_(value)
+
+
+def _place(tensor: torch.Tensor) -> int:
+    """Return where its memory begins; for one without such, as a sparse tensor, a number of its own."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else -id(tensor)
+
+
+def _tensors(attributes: dict[str, Any]) -> Iterator[torch.Tensor]:
+    for kept in (attributes["_parameters"], attributes["_buffers"]):
+        yield from (tensor for tensor in kept.values() if tensor is not None)
+    yield from (value for value in attributes.values() if isinstance(value, torch.Tensor) and value.is_leaf)

@@ -1,0 +1,529 @@
+"""A child's process tree: started by itself or forked from a zygote, stopped, resumed and ended; and its channel."""
+
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+from kernelwright.sandbox.jail.bubblewrap import namespaces
+from kernelwright.sandbox.jail.layers import Jail, Kind, jail_for
+from kernelwright.sandbox.jail.zygote import ZYGOTES, Capture, Zygote, ZygoteGone, Zygotes
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import WorkFolder, shared_environment
+from kernelwright_child import supervisor
+
+LOG = logging.getLogger("kernelwright.sandbox.jail")
+CREDENTIALS = struct.Struct("3i")
+"""The kernel's `struct ucred`: process, user, group."""
+PACKET_BYTES = 160 * 1024
+STOP_TIMEOUT_S, ENDING_TIMEOUT_S, LEAVING_S = 5, 15, 2
+POLL_S, LONGEST_POLL_S = 20e-6, 10e-3
+STARVED_S, STARVING = 0.25, 10
+"""A thread that gets no core for this long is not late; all in all it may take this many times the limit."""
+
+
+def _readable(fd: int, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(1000 * max(0.0, timeout_s)))
+
+
+class Ends(NamedTuple):
+    """Descriptors of a child's tree: what it speaks through and prints to, and its supervisor's lifeline and status."""
+
+    channel: int
+    output: int
+    lifeline: int
+    status: int
+
+
+class ChildSpec(NamedTuple):
+    kind: Kind
+    jail: Jail
+    environment: dict[str, str]
+
+    @property
+    def module(self) -> str:
+        return f"kernelwright_child.{self.kind}"
+
+
+class Root(Protocol):
+    """The first process of a tree. It ends when the whole tree has."""
+
+    def wait(self, timeout: float | None = None) -> object:
+        """Wait until it has ended; raises `subprocess.TimeoutExpired`."""
+
+    def kill(self) -> None:
+        """End this one by force."""
+
+
+def spawn(order: ChildSpec, ends: Ends) -> Root:
+    """Start a new interpreter with supervisor and child. Raises `OSError`."""
+    command = order.jail.command(["-m", order.module, str(ends.channel)], ends.lifeline, ends.status)
+    cores = os.sched_getaffinity(0)
+    if order.kind != "builder":  # a child that is timed has a core a thread; it inherits this thread's
+        os.sched_setaffinity(0, sorted(cores)[: int(order.environment["OMP_NUM_THREADS"])])
+    try:
+        return _run(command, order, ends, (ends.channel, *order.jail.fds))
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def fork(order: ChildSpec, ends: Ends, zygote: Zygote) -> Root:
+    """Have the zygote fork the child; where there are namespaces, into those that a supervisor of its own makes.
+
+    Raises `ZygoteGone` and `OSError`. Nobody has to wait for the zygote: what it does not do shows in the greeting.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    jail = order.jail
+    plan = dict(jail.plan)
+    if plan["filter"] is not None:
+        plan["filter"] = plan["filter"] | {"guarded": [*plan["filter"]["guarded"], zygote.pid]}
+    message = {
+        "module": order.module,
+        "is_timed": order.kind != "builder",
+        "environment": order.environment,
+        "groups": len(jail.fds),
+    }
+    try:
+        if not jail.prefix:
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            fds = (theirs.fileno(), ends.channel, ends.output, ends.lifeline, ends.status, *jail.fds)
+            zygote.order(message | {"plan": plan, "namespaces": 0}, fds)
+            return ForkedSupervisor(ours.dup(), zygote)
+        # In a user namespace of its own, whoever enters has all capabilities there until it gives them up.
+        order_to_enter = message | {"plan": plan | {"drop": True}, "namespaces": namespaces()}
+        zygote.order(order_to_enter, (theirs.fileno(), ends.channel, ends.output, *jail.fds))
+        return _run(jail.guard(ours.fileno(), ends.lifeline, ends.status), order, ends, (ours.fileno(),))
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def _run(command: list[str], order: ChildSpec, ends: Ends, fds: Sequence[int]) -> Root:
+    started = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=ends.output,
+        stderr=ends.output,
+        cwd="/",
+        env=order.environment,
+        pass_fds=(ends.lifeline, ends.status, *fds),
+        start_new_session=True,
+    )
+    return StartedSupervisor(started)
+
+
+class StartedSupervisor:
+    """A supervisor that is a child of this process. Python's own wait with a limit would look only every 50 ms."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def wait(self, timeout: float | None = None) -> None:
+        if self._process.returncode is None and timeout is not None:
+            fd = os.pidfd_open(self.pid)
+            try:
+                if not _readable(fd, timeout):
+                    raise subprocess.TimeoutExpired(self._process.args, timeout)
+            finally:
+                os.close(fd)
+        self._process.wait()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+class ForkedSupervisor:
+    """A supervisor that is not a child of this process. It holds the other end of a socket as long as it lives."""
+
+    def __init__(self, meeting: socket.socket, zygote: Zygote) -> None:
+        self._meeting = meeting
+        self._zygote = zygote
+
+    @cached_property
+    def pid(self) -> int:
+        """Its number, from the kernel; -1 where it ended before it said a word."""
+        try:
+            data, ancillary, _, _ = self._meeting.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
+        except OSError:
+            return -1
+        return int(CREDENTIALS.unpack(ancillary[0][2])[0]) if data else -1
+
+    def wait(self, timeout: float | None = None) -> None:
+        poll = select.poll()
+        poll.register(self._meeting, 0)  # the end of the connection is always reported
+        if not poll.poll(None if timeout is None else 1000 * timeout):
+            raise subprocess.TimeoutExpired("a forked supervisor", timeout or 0)
+
+    def kill(self) -> None:
+        """End it; where it has not even begun, the zygote that should have made it."""
+        if not _readable(self._meeting.fileno(), 0):
+            self._zygote.kill()
+        elif self.pid > 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+class Starter:
+    """The process outside a child's namespaces that has started it there; it ends soon after the child."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)
+
+    def wait(self) -> None:
+        _readable(self._fd, LEAVING_S)
+        os.close(self._fd)
+
+
+def _starter_of(child: int, zygote: Zygote | None) -> Starter | None:
+    """Return the parent of a child, where it is a fork of this zygote; None where the child was started by itself."""
+    if zygote is None:
+        return None
+    parent = _parent(child)
+    return Starter(parent) if parent and _parent(parent) == zygote.pid else None
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
+
+
+# When a child has stopped. These calls are to take microseconds.
+
+STOPPED, ENDED = b"Tt", b"ZX"
+"""States of a thread in /proc."""
+ON_A_CORE = b"running\n"
+"""Content of /proc/PID/task/TID/syscall for a thread that runs; for another it says once that one has left its core."""
+TELLS_REST = os.path.exists("/proc/self/syscall")  # noqa: PTH110
+"""Whether this kernel tells when a stopped thread has left its core; Linux on x86_64 and aarch64 does."""
+SCHEDULED_CLOCK = 2
+
+
+def _has_stopped(pid: int) -> bool:
+    """Whether every thread is stopped and off its core; also where the process has gone."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+    except OSError:
+        return True
+    return all(_rests(f"/proc/{pid}/task/{task}") for task in tasks)
+
+
+def _wants_a_core(pid: int) -> bool:
+    """Whether a thread is ready to run, or runs."""
+    with contextlib.suppress(OSError):
+        return any(_state(f"/proc/{pid}/task/{task}") == b"R" for task in os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208
+    return False
+
+
+def _rests(task: str) -> bool:
+    """Whether a thread is stopped and off its core, or has ended.
+
+    It counts as stopped a moment before it leaves its core, and others may keep it from leaving: so it is asked for the
+    system call that it is in, which the kernel tells only of one that has left.
+    """
+    try:
+        state = _state(task)
+    except OSError:
+        return True
+    if state in ENDED:
+        return True
+    if state not in STOPPED:
+        return False
+    try:
+        return not TELLS_REST or _read(f"{task}/syscall") != ON_A_CORE
+    except OSError:  # it has ended, or closed itself to the judge: then its result cannot be read either
+        return True
+
+
+def _state(task: str) -> bytes:
+    return _read(f"{task}/stat").rpartition(b") ")[2][:1]
+
+
+def _read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+class ChildGone(Exception):
+    """The child ended, or broke the protocol; the text says how."""
+
+
+class ChildLate(Exception):
+    """The child did not answer in time."""
+
+
+class Child:
+    """One child process tree in a jail, with a packet channel.
+
+    The supervisor inside the jail ends the whole tree when this object is closed or this process dies.
+    """
+
+    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings, zygotes: Zygotes | None = ZYGOTES) -> None:
+        self._wanted = kind, folder, settings
+        self._zygotes = zygotes
+        shared = shared_environment(settings.threads, steady=True)
+        zygote = zygotes.find(shared, folder.imports) if zygotes else None
+        try:
+            self._start(zygote)
+        except (OSError, ZygoteGone) as error:
+            self._start_by_itself(error)
+
+    def _start(self, zygote: Zygote | None) -> None:
+        """Start the tree, forked where there is a zygote. Raises `OSError` and `ZygoteGone`, with nothing left open."""
+        kind, folder, settings = self._wanted
+        self._zygote = zygote
+        self._lifeline = -1
+        with contextlib.ExitStack() as ours:
+            self._jail = jail_for(kind, folder, settings)
+            ours.callback(self._jail.close)
+            with contextlib.ExitStack() as theirs:
+                ends, lifeline = self._open(ours, theirs)
+                order = ChildSpec(kind, self._jail, folder.environment(settings.threads, steady=kind != "builder"))
+                self._root: Root = fork(order, ends, zygote) if zygote else spawn(order, ends)
+            ours.pop_all()
+        self._lifeline = lifeline
+        self.layers = self._jail.layers
+        self.pid = 0
+        """The process that speaks, in this process's numbering; known once it has greeted."""
+        self._starter: Starter | None = None
+        self._own: frozenset[int] = frozenset()
+        self.ending = ""
+
+    def _open(self, ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[Ends, int]:
+        """Return the tree's descriptors, closed here in any case, and our end of its lifeline.
+
+        `ours` are closed where the start fails.
+        """
+        self._capture = Capture()
+        theirs.callback(self._capture.start)
+        self._channel, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.callback(self._channel.close)
+        theirs.callback(channel.close)
+        self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET_BYTES)
+        self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        # A child that does not read must not be able to block the judge, and one that answers has read.
+        self._channel.setblocking(False)
+        lifeline_read, lifeline = os.pipe()
+        ours.callback(os.close, lifeline)
+        theirs.callback(os.close, lifeline_read)
+        self._status, status_write = os.pipe()
+        ours.callback(os.close, self._status)
+        theirs.callback(os.close, status_write)
+        return Ends(channel.fileno(), self._capture.write_fd, lifeline_read, status_write), lifeline
+
+    def _start_by_itself(self, why: Exception) -> None:
+        if self._zygote is None or self._zygotes is None:
+            raise MachineError(f"no child process can be started ({why}); end some processes") from None
+        LOG.info(
+            "a %s is started by itself, since no fork of process %d came up: %s", self._wanted[0], self._zygote.pid, why
+        )
+        self._zygotes.failed(self._zygote, str(why))
+        try:
+            self._start(None)
+        except OSError as error:
+            raise MachineError(f"no child process can be started ({error}); end some processes") from None
+
+    @property
+    def way(self) -> Literal["forked", "spawned"]:
+        """Whether it is a fork of a process that has torch imported, or a program that imports it itself."""
+        return "spawned" if self._zygote is None else "forked"
+
+    def greet(self, deadline: float) -> None:
+        """Wait for the child's first word. A fork that fails before it is replaced by a child that needs no zygote."""
+        try:
+            self._hear(deadline)
+        except ChildGone as error:
+            if self._zygote is None:
+                raise
+            self.close()
+            self._start_by_itself(error)
+            self._hear(deadline)
+        else:
+            if self._zygotes is not None:
+                self._zygotes.succeeded()
+
+    def _hear(self, deadline: float) -> None:
+        """Take the first word. The kernel says which process sent it, whatever namespaces it lives in."""
+        if not self.has_spoken(deadline - time.monotonic()):
+            raise ChildLate
+        data, ancillary, _, _ = self._channel.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
+        if not data:
+            raise ChildGone(f"the child did not start{self._how_it_ended()}: {self._capture.so_far()}")
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                self.pid = CREDENTIALS.unpack(content)[0]
+        self._starter = _starter_of(self.pid, self._zygote)
+        if self.pid not in self._tree():
+            raise ChildGone("the first word came from a process that is not the child's")
+        # Nothing of the candidate has run: whatever is there is the jail's.
+        self._own = frozenset(self._tree()) | frozenset(self._jail.members() or ())
+
+    def send(self, message: dict[str, Any], *fds: int) -> None:
+        """Send one message. Anything that the child said unasked is a breach of the protocol."""
+        if self.has_spoken(0):
+            self.receive(time.monotonic())
+            raise ChildGone("the child spoke without being asked")
+        data = json.dumps(message).encode()
+        if len(data) > PACKET_BYTES:
+            raise MachineError(f"a call needs a message of {len(data)} bytes; the limit is {PACKET_BYTES}")
+        try:
+            if fds:
+                socket.send_fds(self._channel, [data], list(fds))
+            else:
+                self._channel.send(data)
+        except BlockingIOError:
+            raise ChildGone("the child does not read what it is asked") from None
+        except OSError:
+            raise ChildGone(f"the child closed its channel{self._how_it_ended()}") from None
+
+    def has_spoken(self, timeout_s: float) -> bool:
+        """Wait so long for a message, or for the child's end; whether there is either."""
+        return _readable(self._channel.fileno(), timeout_s)
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """Return the next message, before `deadline` on the monotonic clock."""
+        if not self.has_spoken(deadline - time.monotonic()):
+            raise ChildLate
+        try:
+            data = self._channel.recv(PACKET_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            raise ChildGone(f"the child ended without an answer{self._how_it_ended()}")
+        try:
+            message = json.loads(data)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            raise ChildGone("the child sent something that is no message")
+        return message
+
+    def stop(self) -> None:
+        """Stop the child, and return only when every thread of it is stopped and off its core.
+
+        From then on `cpu_ms` stays the same to the nanosecond for as long as nothing wakes a thread of it.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGSTOP)
+        start = last = time.monotonic()
+        counted_s, used_ms, pause_s = 0.0, self.cpu_ms(), POLL_S
+        while not _has_stopped(self.pid):
+            now = time.monotonic()
+            if now - last >= STARVED_S:
+                before_ms, used_ms = used_ms, self.cpu_ms()
+                # A thread that is ready and gets no core is kept from stopping by the machine.
+                counted_s += now - last if used_ms != before_ms or not _wants_a_core(self.pid) else 0.0
+                last = now
+            if counted_s > STOP_TIMEOUT_S or now - start > STARVING * STOP_TIMEOUT_S:
+                raise ChildGone("the child could not be stopped")
+            time.sleep(pause_s)  # gives the core back: the thread that has yet to stop may need this very one
+            pause_s = min(2 * pause_s, LONGEST_POLL_S)  # who wakes often on a busy core may keep it from running at all
+
+    def resume(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+
+    def cpu_ms(self) -> float:
+        """Return the processor time of all its threads so far, ended ones included; 0 where it has gone."""
+        try:
+            # The clock of another process, as clock_getcpuclockid(3) makes it.
+            return time.clock_gettime_ns((~self.pid << 3) | SCHEDULED_CLOCK) / 1e6
+        except OSError:
+            return 0.0
+
+    def offspring(self) -> list[int]:
+        """Return processes that the child has started and that still live; the jail's own are not among them."""
+        members = self._jail.members()
+        if members is not None:
+            return self._alien(members)
+        # All of /proc takes a while to read, in which one could still finish its work.
+        return self._alien(self.processes()) or self._alien(self._tree())
+
+    def processes(self) -> list[int]:
+        """Return all of the child and of its jail, quickly: one that is just being started may be missing."""
+        roots = self._roots()
+        return [*roots, *(pid for root in roots for pid in supervisor.offspring(root))]
+
+    def _tree(self) -> list[int]:
+        """Return the same for certain, in ten times as long."""
+        roots = self._roots()
+        return [*roots, *supervisor.descendants(*roots)]
+
+    def _roots(self) -> list[int]:
+        pids = [int(getattr(first, "pid", -1)) for first in (self._root, self._starter)]
+        return [pid for pid in pids if pid > 0]
+
+    def _alien(self, pids: Iterable[int]) -> list[int]:
+        return [pid for pid in pids if pid not in self._own]
+
+    def _how_it_ended(self) -> str:
+        if not self.ending and _readable(self._status, 1):
+            self.ending = os.read(self._status, 64).decode()
+        kind, _, what = self.ending.partition(" ")
+        if kind == "signal":
+            why = ": out of memory" if self._jail.ran_out_of_memory() else ""
+            return f" (killed by {_signal_name(int(what))}{why})"
+        if kind == "limit":
+            return " (it filled the disk)" if what == "disk" else f" (its {what} grew above the limit)"
+        return f" (exit code {what})" if kind == "exit" else ""
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether lack of memory has ended it.
+
+        A system that runs out of memory itself just kills, which a candidate may do to itself.
+        """
+        if self._lifeline >= 0:
+            self._how_it_ended()
+        killed = self._wanted[0] == "reference" and self.ending == f"signal {signal.SIGKILL:d}"
+        return killed or self.ending == "limit memory" or self._jail.ran_out_of_memory()
+
+    def output(self) -> str:
+        """Return what the child printed, head and tail; call after `close`."""
+        return self._capture.text()
+
+    def close(self) -> None:
+        if self._lifeline < 0:
+            return
+        os.close(self._lifeline)
+        self._lifeline = -1
+        self._channel.close()
+        try:
+            self._root.wait(timeout=ENDING_TIMEOUT_S)
+        except subprocess.TimeoutExpired:  # a supervisor that does not answer, by something outside the jail
+            self._jail.end()
+            for pid in self._tree():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._root.kill()
+            self._root.wait()
+        if self._starter:
+            self._starter.wait()
+        os.close(self._status)
+        self._jail.close()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

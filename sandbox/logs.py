@@ -1,0 +1,143 @@
+"""Logs on standard error where somebody asks for them, and text of others made fit to be stored and shown.
+
+Text that a child or a candidate wrote may hold half of a surrogate pair, which no file can take. It may hold the
+control sequences of a terminal, which could blank a screen or write a verdict of their own. An escape replaces what
+cannot be seen. Of a build's log and a traceback the part that matters is found. The standard library alone.
+"""
+
+import logging
+import os
+import re
+import sys
+
+LONGEST_LINE = 400
+TAIL = 80
+"""What is kept of the end of a line that is too long: an exception often names the argument at fault last."""
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but newline and tab, and the second set of them
+    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # no width, or another direction or line
+    "\ud800-\udfff]"  # half of a pair
+)
+
+
+def escaped(text: str) -> str:
+    r"""Return the text with invisible characters as escapes, such as `\x1b`; newlines and tabs stay."""
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
+
+
+def one_line(text: str, longest: int = LONGEST_LINE) -> str:
+    """Return the same on one line, of at most `longest` characters; of a longer one the middle is left out."""
+    line = " ".join(escaped(text).split())
+    if len(line) <= longest:
+        return line
+    tail = min(TAIL, longest // 4)
+    return f"{line[: longest - tail - 5]} ... {line[len(line) - tail :]}"
+
+
+KEPT_CHARACTERS = 3000
+CONTEXT_LINES = 3
+_ERROR = re.compile(
+    r"(?:^|[\s:])(?:fatal )?error\b\s*:?|undefined reference to|undefined symbol|multiple definition of"
+    r"|\bld: cannot find|ptxas (?:fatal|error)",
+    re.I,
+)
+_NOISE = re.compile(
+    r"^(?:\[\d+/\d+\]|FAILED:|ninja: |(?:/\S*/)?(?:g\+\+|c\+\+|nvcc|clang\+\+) )|ninja_options|^\s*$"
+    r"|^Using .* as PyTorch extensions root|^Emitting ninja build file|^Building extension module|^Loading extension"
+)
+_DEEP_PATH = re.compile(r"(?:/[^\s:/'\"]+){3,}/(?=[^\s:/'\"]+)")
+
+
+def names_an_error(log: str) -> bool:
+    return any(_ERROR.search(line) and "Error building extension" not in line for line in _useful(log))
+
+
+def build_reason(log: str) -> str:
+    """Return the first error of a failed build, one line, without its folder; or the last line without an error."""
+    lines = _useful(log)
+    for line in lines:
+        if _ERROR.search(line) and "Error building extension" not in line:
+            return one_line(line)
+    return one_line(lines[-1]) if lines else "the build failed without a word"
+
+
+def trim_build_log(log: str) -> str:
+    """Return the first error with the lines after it, where the compiler shows the source, then the log's end."""
+    lines = _useful(log)
+    first = next((i for i, line in enumerate(lines) if _ERROR.search(line) and "Error building" not in line), None)
+    if first is None:
+        return _cut("\n".join(lines))
+    around = lines[first : first + 1 + CONTEXT_LINES]
+    rest = [
+        line
+        for line in lines[first + 1 + CONTEXT_LINES :]
+        if _ERROR.search(line) or line.lstrip().startswith(("|", "^"))
+    ]
+    return _cut("\n".join(around + rest))
+
+
+def trim_traceback(log: str) -> str:
+    """Return the frames of the candidate's own file and the exception, without those of torch and the worker."""
+    kept: list[str] = []
+    own = False
+    for line in escaped(log).splitlines():
+        frame = re.match(r'\s+File "([^"]+)", line (\d+)', line)
+        if frame:
+            own = frame[1].endswith("candidate.py")
+            if own:
+                kept.append(line.replace(frame[1], "candidate.py"))
+        elif not line.startswith(" ") or own:
+            kept.append(line)
+    return _cut("\n".join(kept))
+
+
+def _useful(log: str) -> list[str]:
+    """Return the lines with content, each once, with folders shortened."""
+    seen: set[str] = set()
+    kept = []
+    for raw in escaped(log).splitlines():
+        line = _DEEP_PATH.sub("", raw.rstrip())
+        if not _NOISE.search(raw) and line not in seen:
+            seen.add(line)
+            kept.append(line)
+    return kept
+
+
+def _cut(text: str) -> str:
+    if len(text) <= KEPT_CHARACTERS:
+        return text
+    half = KEPT_CHARACTERS // 2
+    return f"{text[: 2 * half - 600]}\n[... {len(text) - KEPT_CHARACTERS} characters left out ...]\n{text[-600:]}"
+
+
+OURS = "kernelwright"
+"""The logger above all of ours; without `show_logs` it is silent, but for what a program has set up by itself."""
+VARIABLE = "KERNELWRIGHT_LOG"
+"""The environment variable that says a level to the processes of ours that judge: INFO or DEBUG."""
+FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
+
+
+class StandardError(logging.Handler):
+    """Lines on what is standard error at that time: a live table takes its place, and is not torn by them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one line. It may quote what a candidate has said, so it is made fit for a terminal."""
+        print(escaped(self.format(record)), file=sys.stderr, flush=True)
+
+
+def show_logs(level: str) -> None:
+    """Print what is logged at this level and above, here and in the processes of ours that are started from now on."""
+    ours = logging.getLogger(OURS)
+    if not any(isinstance(handler, StandardError) for handler in ours.handlers):
+        handler = StandardError()
+        handler.setFormatter(logging.Formatter(FORMAT))
+        ours.addHandler(handler)
+    ours.setLevel(level)
+    os.environ[VARIABLE] = level
+
+
+def show_logs_as_asked() -> None:
+    """Log as the process of ours does that has started this one. An unknown level is ignored."""
+    level = os.environ.get(VARIABLE, "")
+    if level in logging.getLevelNamesMapping():
+        show_logs(level)

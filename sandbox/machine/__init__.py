@@ -1,1 +1,0 @@
-"""What this machine is, and what processes share on it: identity, locks, turns, work folders, stores of files."""

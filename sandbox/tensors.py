@@ -1,0 +1,502 @@
+"""Values of calls as the judge holds them: trees of tensors as bytes, never an object that a child made.
+
+Tensors are read from a child's memory, or lie in a mapping shared with it.
+"""
+
+import ctypes
+import errno
+import fcntl
+import math
+import mmap
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kernelwright.sandbox.logs import one_line
+from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright_child.wire import CHANGED_INPUT, RESULT
+
+
+def is_shared(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether several elements lie in one place, as `expand` and overlapping windows have them."""
+    if 0 in shape:
+        return False
+    reach, is_nested = 1, True
+    for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True) if size > 1):
+        is_nested = is_nested and step >= reach
+        reach += (size - 1) * step
+    count = math.prod(shape)
+    if is_nested:
+        return False
+    if count > reach:
+        return True
+    # What lies between the elements of other axes need not meet them: it is counted.
+    taken = torch.zeros(reach, dtype=torch.bool)
+    taken.as_strided(tuple(shape), tuple(stride)).fill_(True)
+    return int(taken.sum()) < count
+
+
+LOOK_BYTES = 2**28
+"""Device memory is compared in pieces: torch notes the outcome for each element before it says whether all are same."""
+
+PLAIN_DTYPES = frozenset(
+    {
+        *("float64", "float32", "float16", "bfloat16", "complex128", "complex64", "bool"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+        *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
+    }
+)
+"""By torch's names, the dtypes whose elements torch can copy, widen and compare; the others are bits without meaning,
+parts of a byte, or quantized, which raw bytes can not say."""
+
+
+class DeviceBytes:
+    """Bytes in device memory that only the judge has."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """Hold a contiguous tensor of bytes."""
+        self.tensor = tensor
+
+    def __len__(self) -> int:
+        return self.tensor.numel()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeviceBytes) and same_bytes(self.tensor, other.tensor)
+
+    __hash__ = None  # type: ignore[assignment]  # as of a bytearray
+
+
+class ShownBytes(DeviceBytes):
+    """Device bytes where a trusted child has them: gone when it is asked for something else, unless they are owned."""
+
+    def own(self) -> None:
+        """Be a copy from now on, for all who hold this."""
+        if self._is_shown:
+            self.tensor, self._is_shown = self.tensor.clone(), False
+
+    _is_shown = True
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of bytes are equal; takes little memory beside them."""
+    if one.numel() != other.numel():
+        return False
+    # In pieces: as words of 8 bytes where they lie on such, the rest as bytes.
+    even = all(tensor.data_ptr() % 8 == 0 and tensor.storage_offset() % 8 == 0 for tensor in (one, other))
+    body = one.numel() // 8 * 8 if even else 0
+    for start in range(0, body, LOOK_BYTES):
+        stop = min(start + LOOK_BYTES, body)
+        if not torch.equal(one[start:stop].view(torch.int64), other[start:stop].view(torch.int64)):
+            return False
+    step = LOOK_BYTES // 8
+    return all(
+        torch.equal(one[start : start + step], other[start : start + step]) for start in range(body, one.numel(), step)
+    )
+
+
+class RawTensor(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytearray | DeviceBytes
+    is_shared: bool = False
+    """Whether several elements lay in one place where a child had them."""
+
+    @classmethod
+    def laid(cls, tensor: torch.Tensor, data: bytearray | DeviceBytes) -> "RawTensor":
+        """Return the bytes of a child's layout over these bytes, made contiguous."""
+        if tensor.is_contiguous():
+            return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
+        return cls.of(tensor)._replace(is_shared=is_shared(tensor.shape, tensor.stride()))
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "RawTensor":
+        """Return the bytes of a tensor, made contiguous; on a device they stay there."""
+        tensor = tensor.detach()
+        name, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        if tensor.is_cuda or tensor.is_contiguous():
+            flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+            return cls(name, shape, DeviceBytes(flat) if tensor.is_cuda else bytearray(flat.numpy().data))
+        data = bytearray(tensor.numel() * tensor.element_size())
+        torch.frombuffer(data, dtype=tensor.dtype).view(shape).copy_(tensor)
+        return cls(name, shape, data)
+
+    @property
+    def on_host(self) -> bytearray:
+        assert isinstance(self.data, bytearray)
+        return self.data
+
+    def copied(self) -> "RawTensor":
+        data = self.data
+        return self._replace(data=DeviceBytes(data.tensor.clone()) if isinstance(data, DeviceBytes) else data[:])
+
+    def tensor(self) -> torch.Tensor:
+        """Return the values as a tensor over the same bytes; treat it as read-only."""
+        dtype = getattr(torch, self.dtype)
+        if isinstance(self.data, DeviceBytes):
+            return self.data.tensor.view(dtype).view(self.shape)
+        if not self.data:
+            return torch.empty(self.shape, dtype=dtype)
+        return torch.frombuffer(self.data, dtype=dtype).view(self.shape)
+
+
+class Values(NamedTuple):
+    """Arguments or a result: a tree of `kernelwright_child.wire`, and the bytes of its tensors."""
+
+    tree: dict[str, Any]
+    tensors: tuple[RawTensor, ...]
+    seed: int | None = None
+    """Of arguments: under which a call makes its own draws; None where they are left to chance."""
+
+    def copied(self) -> "Values":
+        """Return the same in memory of its own, for values that are a part of larger ones."""
+        return self._replace(tensors=tuple(raw.copied() for raw in self.tensors))
+
+    def owned(self) -> "Values":
+        """Copy all that a child only shows."""
+        for raw in self.tensors:
+            if isinstance(raw.data, ShownBytes):
+                raw.data.own()
+        return self
+
+    @property
+    def size(self) -> int:
+        return sum(len(raw.data) for raw in self.tensors)
+
+
+NUMBER = "a number"
+DEEPEST = 32
+LONGEST_KEY, LONGEST_STRUCTURE = 40, 150
+"""In characters, of what is shown; two structures and the words around them still fit a reason."""
+SCALARS = (int, float, str, type(None))
+
+
+class Flat(NamedTuple):
+    """A result in a form in which two can be compared."""
+
+    shape: Any
+    """The nesting, with dicts in order of their keys and tensors and floats without their values."""
+    tensors: tuple[RawTensor, ...]
+    """The tensors and floats in the order of `shape`; a float is a tensor without axes."""
+    labels: tuple[str, ...]
+    """Where each stands: `the output`, `output 1`, `output 'mean'`."""
+
+
+def is_sound(tree: Any, tensors: int, depth: int = 0) -> bool:
+    """Whether this is a tree of `kernelwright_child.wire` over this many tensors: a child may send anything."""
+    if depth > DEEPEST or not isinstance(tree, dict) or len(tree) != 1:
+        return False
+    ((kind, body),) = tree.items()
+    if kind in ("l", "p"):
+        return isinstance(body, list) and all(is_sound(item, tensors, depth + 1) for item in body)
+    if kind == "d":
+        return isinstance(body, list) and all(_is_entry(entry, tensors, depth) for entry in body)
+    if kind == "t":
+        return type(body) is int and 0 <= body < tensors
+    return isinstance(body, SCALARS if kind == "v" else str) and kind in ("v", "dtype")
+
+
+def _is_entry(entry: Any, tensors: int, depth: int) -> bool:
+    if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
+        return False
+    return is_sound(entry[1], tensors, depth + 1)
+
+
+def flatten(values: Values) -> Flat:
+    """Return the structure of a result and its values in the order of the structure.
+
+    Two dicts with the same keys are the same, in whatever order they were filled. Integers, booleans, strings and None
+    belong to the structure, so they must agree exactly; floats were rounded like the elements of tensors.
+    """
+    if not is_sound(values.tree, len(values.tensors)):
+        return Flat("malformed", (), ())
+    walk = _Walk(values.tensors)
+    shape = walk.over(values.tree, "")
+    return Flat(shape, tuple(walk.tensors), tuple(walk.labels))
+
+
+class _Walk:
+    """Over one tree. No closure that calls itself: that is a cycle, and would keep gigabytes until it is collected."""
+
+    def __init__(self, given: Sequence[RawTensor]) -> None:
+        self._given = given
+        self.tensors: list[RawTensor] = []
+        self.labels: list[str] = []
+
+    def over(self, node: dict[str, Any], path: str) -> Any:
+        ((kind, body),) = node.items()
+        if kind == "t":
+            self.tensors.append(self._given[body])
+            is_changed = path.endswith(" after the call")  # keys of a result's own stand in quotes
+            self.labels.append(path if is_changed else f"output {path}" if path else "the output")
+            return "a tensor"
+        if kind == "v" and isinstance(body, float):
+            self.tensors.append(RawTensor.of(torch.tensor(body, dtype=torch.float32)))
+            self.labels.append(f"number {path}" if path else "the number")
+            return NUMBER
+        if kind in ("l", "p"):
+            items = ((f"{path}[{index}]" if path else str(index), item) for index, item in enumerate(body))
+            return ("list" if kind == "l" else "tuple", tuple(self.over(item, name) for name, item in items))
+        if kind == "d":
+            entries = sorted(body, key=lambda entry: str(entry[0]))
+            if not path and RESULT in [key for key, _ in entries]:
+                named = (("" if key == RESULT else one_line(key, LONGEST_KEY), key, item) for key, item in entries)
+            else:
+                named = ((f"{path}[{_named(key)}]" if path else _named(key), key, item) for key, item in entries)
+            return ("dict", tuple((key, self.over(item, name)) for name, key, item in named))
+        return (type(body).__name__, body)
+
+
+def _named(key: str) -> str:
+    """Return a key in limited words: a child may have made it."""
+    return one_line(repr(key), LONGEST_KEY)
+
+
+def show(shape: Any) -> str:
+    return one_line(_words(shape), LONGEST_STRUCTURE)
+
+
+def _words(shape: Any) -> str:
+    if isinstance(shape, str):
+        return shape
+    kind, body = shape
+    if kind in ("list", "tuple"):
+        return f"a {kind} of ({', '.join(map(_words, body))})"
+    if kind == "dict":
+        return "a dict of (" + ", ".join(f"{one_line(key, LONGEST_KEY)}: {_words(item)}" for key, item in body) + ")"
+    return one_line(repr(body), LONGEST_KEY)
+
+
+def with_changed(result: Values, inputs: Mapping[int, RawTensor]) -> Values:
+    """Return a result, with these changed inputs as further outputs; the result alone without any."""
+    if not inputs:
+        return result
+    first = len(result.tensors)
+    entries = [[CHANGED_INPUT.format(index), {"t": number}] for number, index in enumerate(inputs, first)]
+    return Values({"d": [[RESULT, result.tree], *entries]}, (*result.tensors, *inputs.values()))
+
+
+def poisoned(values: Values, index: int) -> Values:
+    """Return the values with NaN in one tensor; without NaN, 1 in place of 0 and 0 in place of all else."""
+    tensor = values.tensors[index].tensor()
+    has_nan = tensor.is_floating_point() or tensor.is_complex()
+    raw = RawTensor.of(torch.full_like(tensor, torch.nan) if has_nan else (tensor == 0).to(tensor.dtype))
+    return values._replace(tensors=(*values.tensors[:index], raw, *values.tensors[index + 1 :]))
+
+
+def changed_inputs(result: Values) -> dict[int, int]:
+    """Return, by input, the number of the tensor that `with_changed` has added for it. For results of a reference."""
+    (key, _), *entries = result.tree.get("d") or [(None, None)]
+    is_mixed = key == RESULT and all(name.startswith(CHANGED_INPUT[:6]) for name, _ in entries)
+    return {int(name.split()[1]): body["t"] for name, body in entries} if is_mixed else {}
+
+
+def alone(tree: dict[str, Any], made: Values) -> Values:
+    """Return a part of a bigger value with only its own tensors, renumbered."""
+    tensors: list[RawTensor] = []
+    return Values(_renumbered(tree, made.tensors, tensors), tuple(tensors))
+
+
+def _renumbered(tree: dict[str, Any], given: Sequence[RawTensor], taken: list[RawTensor]) -> dict[str, Any]:
+    """Return the same structure over the tensors that it names, which are appended to `taken` in its order."""
+    ((kind, body),) = tree.items()
+    if kind == "t":
+        taken.append(given[body])
+        return {"t": len(taken) - 1}
+    if kind in ("l", "p"):
+        return {kind: [_renumbered(item, given, taken) for item in body]}
+    if kind == "d":
+        return {"d": [[key, _renumbered(item, given, taken)] for key, item in body]}
+    return tree
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+SHOWN = 4
+CHUNK_BYTES = 2**30
+"""The kernel moves at most 2 GiB less a page a call."""
+MOST_ELEMENTS = 2**48
+"""Above any real size, stride or extent, and far below where torch's own arithmetic overflows."""
+
+
+class _Segment(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+class MemoryReadError(Exception):
+    """The child's description cannot be read; the text says why, on one line, whatever the child's words are."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(one_line(reason))
+
+
+class Described(BaseModel):
+    """A child's claim of where a tensor lies. Checked for form here, for truth by reading."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    dtype: str
+    shape: list[int] = Field(max_length=16)
+    stride: list[int] = Field(max_length=16)
+    """In elements."""
+    address: int = Field(ge=0, lt=2**63)
+
+
+def read_tensors(pid: int, claims: list[Any], limit_bytes: int) -> tuple[RawTensor, ...]:
+    """Read the values at the claimed places, made contiguous.
+
+    Raises `MemoryReadError` where a claim is malformed or unreadable, or where all together would take more than
+    `limit_bytes`; that is found before anything is read.
+    """
+    places = [_place(claim) for claim in claims]
+    if sum(map(_cost, places)) > limit_bytes:
+        shapes = ", ".join(str(place.shape) for place in places[:SHOWN])
+        raise MemoryReadError(f"a result of shapes {shapes} spans more than {limit_bytes} bytes")
+    return tuple(_read(pid, place) for place in places)
+
+
+def _place(claim: Any) -> Described:
+    try:
+        place = Described.model_validate(claim)
+    except ValidationError as error:
+        raise MemoryReadError(
+            f"the child described an output in a form that can not be read: {error.errors()[0]['msg']}"
+        ) from None
+    require_plain(place.dtype, place.shape, place.stride)
+    return place
+
+
+def require_plain(dtype: str, shape: list[int], stride: list[int]) -> None:
+    """Raise `MemoryReadError` for what is not a strided tensor of a plain dtype and a possible size.
+
+    Decides before torch is asked: with some dtypes (those of quantized tensors) it ends the process that asks.
+    """
+    if dtype not in PLAIN_DTYPES:
+        raise MemoryReadError(f"the child described an output of dtype {one_line(dtype, 40)}; return a plain tensor")
+    if len(shape) != len(stride):
+        raise MemoryReadError(f"the child described an output of {len(shape)} axes with {len(stride)} strides")
+    if not all(0 <= number < MOST_ELEMENTS for number in (*shape, *stride)):
+        raise MemoryReadError(f"the child described an output of shape {shape} and stride {stride}")
+    if max(_span(shape, stride), math.prod(max(1, size) for size in shape)) > MOST_ELEMENTS:
+        raise MemoryReadError(
+            f"the child described an output of shape {shape} and stride {stride}, which no memory can hold"
+        )
+
+
+def _span(shape: list[int], stride: list[int]) -> int:
+    """Count elements from the first to the last, those between them included."""
+    return 1 + sum((max(1, size) - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def _extent(place: Described) -> int:
+    return 0 if 0 in place.shape else _span(place.shape, place.stride)
+
+
+def _cost(place: Described) -> int:
+    """Bytes that reading takes: what is copied, or what it becomes where elements are repeated."""
+    return max(_extent(place), math.prod(place.shape)) * int(getattr(torch, place.dtype).itemsize)
+
+
+def _read(pid: int, place: Described) -> RawTensor:
+    shape, extent = tuple(place.shape), _extent(place)
+    if not extent:
+        return RawTensor(place.dtype, shape, bytearray())
+    dtype = getattr(torch, place.dtype)
+    data = read_bytes(pid, place.address, extent * dtype.itemsize)
+    try:
+        whole = torch.frombuffer(data, dtype=dtype).as_strided(shape, place.stride)
+        return RawTensor.laid(whole, data)
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:  # NotImplementedError is a RuntimeError
+        raise MemoryReadError(
+            f"an output of dtype {place.dtype} and shape {place.shape} can not be read: {error}"
+        ) from None
+
+
+def read_bytes(pid: int, address: int, length: int) -> bytearray:
+    buffer = bytearray(length)
+    done = 0
+    while done < length:
+        step = min(CHUNK_BYTES, length - done)
+        local = _Segment(ctypes.addressof(ctypes.c_char.from_buffer(buffer, done)), step)
+        remote = _Segment(address + done, step)
+        got = _libc.process_vm_readv(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+        if got <= 0:
+            raise _failure(ctypes.get_errno(), pid)
+        done += got
+    return buffer
+
+
+def _failure(number: int, pid: int) -> Exception:
+    if number in (errno.EPERM, errno.ENOSYS):
+        return MachineError(
+            f"this machine does not let a parent read its child's memory ({os.strerror(number)}); "
+            "allow process_vm_readv (in a container: --cap-add SYS_PTRACE, or a seccomp profile that permits it)"
+        )
+    if number == errno.ESRCH:
+        return ProcessLookupError(number, f"process {pid} has ended")
+    return MemoryReadError(f"the described output lies outside the memory of process {pid} ({os.strerror(number)})")
+
+
+ALIGNMENT = 64
+"""Tensors start at multiples of this many bytes: a cache line, and the widest vector register."""
+
+
+class SharedMemory:
+    """One shared mapping that holds a fixed list of tensors; sealed, so that a child cannot change its size."""
+
+    def __init__(self, layout: Sequence[RawTensor]) -> None:
+        self._offsets: list[int] = []
+        self._sizes = [len(raw.data) for raw in layout]
+        end = 0
+        for size in self._sizes:
+            self._offsets.append(end)
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+        self.specs: list[dict[str, Any]] = [
+            {"dtype": raw.dtype, "shape": list(raw.shape), "offset": offset}
+            for raw, offset in zip(layout, self._offsets, strict=True)
+        ]
+        self.fd = os.memfd_create("lent", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, max(end, ALIGNMENT))
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        self._memory = mmap.mmap(self.fd, max(end, ALIGNMENT))
+        self.write(layout)
+
+    @property
+    def size(self) -> int:
+        return sum(self._sizes)
+
+    def write(self, tensors: Iterable[RawTensor]) -> None:
+        """Put new values in place; sizes must be those of the layout."""
+        for raw, offset, size in zip(tensors, self._offsets, self._sizes, strict=True):
+            if len(raw.data) != size:
+                raise ValueError(f"{len(raw.data)} bytes for a place of {size}")
+            self._memory[offset : offset + size] = raw.on_host
+
+    def overwrite(self) -> None:
+        """Leave nothing of the values: NaN, -1 or true is read in their place."""
+        first = ctypes.c_char.from_buffer(self._memory)
+        _libc.memset(ctypes.byref(first), 0xFF, ctypes.c_size_t(len(self._memory)))
+
+    def changed(self, tensors: Sequence[RawTensor]) -> list[int]:
+        """Return the indices of tensors whose bytes are no longer those given."""
+        places = enumerate(zip(tensors, self._offsets, self._sizes, strict=True))
+        return [index for index, (raw, *place) in places if _differs(self._memory, raw.on_host, *place)]
+
+    def taken(self, index: int) -> RawTensor:
+        """Return a copy of what lies in the place of a tensor now."""
+        spec, start, size = self.specs[index], self._offsets[index], self._sizes[index]
+        return RawTensor(spec["dtype"], tuple(spec["shape"]), bytearray(self._memory[start : start + size]))
+
+    def close(self) -> None:
+        """Give the memory back; children that still map it keep their own reference until they end."""
+        self._memory.close()
+        os.close(self.fd)
+
+
+def _differs(memory: mmap.mmap, data: bytearray, offset: int, size: int) -> bool:
+    """Compare where they lie: a slice of a mapping would be a copy of it."""
+    if not size:
+        return False
+    mine, theirs = ctypes.c_char.from_buffer(memory, offset), ctypes.c_char.from_buffer(data)
+    return bool(_libc.memcmp(ctypes.byref(mine), ctypes.byref(theirs), ctypes.c_size_t(size)))
