@@ -20,8 +20,8 @@ from kernelwright.agent.replies import NotExtracted
 from kernelwright.agent.steering.advice import lessons
 from kernelwright.agent.strategies.moves import lineage
 from kernelwright.problems import Problem
+from kernelwright.problems.languages import TARGETS
 from kernelwright.prompts.brief import Yardstick
-from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.floor.processor import known_peaks_here
 from kernelwright.sandbox.machine.fact_store import Store, work_key
 from kernelwright.sandbox.machine.identity import cpu_facts, processor_name, versions
@@ -42,7 +42,7 @@ def sheet_for(target: str, name: str | None = None, ordinal: int = 0) -> prompts
         if found is None:
             raise prompts.PromptError(f"no device {name!r}; there are: {', '.join(prompts.known_devices())}")
         return found
-    if TARGETS[target].device == "cpu":  # type: ignore[index]  # a KeyError here is a caller's bug
+    if TARGETS[target].device == "cpu":  # a KeyError here is a caller's bug
         cores = len(os.sched_getaffinity(0))
         return prompts.cpu_sheet(processor_name(), cores, cpu_facts().get("flags", "").split(), _caches())
     return _gpu_sheet(ordinal)

@@ -5,7 +5,8 @@ The words stand in `templates/`, one jinja2 file for each section, rendered with
 machine and runs no candidate.
 """
 
-from kernelwright.prompts.brief import Brief, Parent, PastAttempt, PromptError, Role, Target, TargetVersions
+from kernelwright.problems.languages import Target
+from kernelwright.prompts.brief import Brief, Parent, PastAttempt, PromptError, Role, TargetVersions
 from kernelwright.prompts.devices import DeviceSheet, cpu_sheet, device_sheet, known_devices
 from kernelwright.prompts.history import shortened
 from kernelwright.prompts.ideas import Idea, Traits, applicable, idea_bank, traits_of

@@ -5,13 +5,13 @@ from typing import Literal
 from pydantic import Field
 
 from kernelwright.problems import Problem
+from kernelwright.problems.languages import Target
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts.devices import DeviceSheet
 
 Role = Literal["propose", "repair", "improve", "tune", "plan", "critique", "reflect"]
 """What a step does. The first three ask for a candidate. `tune` asks nobody: it changes constants that a candidate
 declares. The last three ask for words: ideas to try, what is wrong with an attempt, what the attempts teach."""
-Target = Literal["cpp", "cuda", "cutlass", "triton", "tilelang", "helion", "cute"]
 
 VERSION = r"^\d+\.\d+(\.\d+)?$"
 

@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from kernelwright.problems import Problem
+from kernelwright.problems.languages import Target
 from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.source import parse_module
-from kernelwright.prompts.brief import Target
 from kernelwright.prompts.half_precision import narrow_of
 
 DATA = Path(__file__).parent / "data" / "ideas.toml"

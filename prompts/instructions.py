@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from kernelwright.problems.languages import TARGETS
 from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.problem import PrecisionPolicy
 from kernelwright.prompts.brief import Brief
@@ -20,8 +21,6 @@ from kernelwright.prompts.prompt import estimated_tokens
 
 CRIBS = Path(__file__).parent / "cribs"
 DATA = Path(__file__).parent / "data" / "cribs.toml"
-WITH_INSTRUCTIONS = ("cuda",)
-"""The languages whose sources hold such instructions."""
 FIRST_CUDA = {"9.0": 12}
 """By compute capability, the first CUDA toolkit that has all of its instructions; none is too old for earlier ones."""
 
@@ -66,7 +65,7 @@ def parts() -> tuple[Crib, ...]:
 def parts_for(brief: Brief, tokens: int) -> tuple[str, ...]:
     """The texts of those parts that this step has use for, as many from the first on as fit into about `tokens`."""
     capability = next(iter(re.findall(r"compute capability (\d+\.\d)", " ".join(brief.device.facts))), None)
-    if brief.target not in WITH_INSTRUCTIONS or capability is None:
+    if not TARGETS[brief.target].shows_snippets or capability is None:
         return ()
     known = (part for part in parts() if _known(part, capability, brief.versions.cuda))
     chosen: list[str] = []

@@ -5,8 +5,9 @@ import math
 from collections.abc import Iterable
 from functools import cached_property
 
+from kernelwright.problems.languages import Target
 from kernelwright.problems.record.base import Record
-from kernelwright.prompts.brief import Role, Target
+from kernelwright.prompts.brief import Role
 
 BYTES_PER_TOKEN = 3.5
 """Between prose, at about 4.3 bytes a token, and code, at about 3."""

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from kernelwright.problems import VALUE_FAMILIES
-from kernelwright.prompts.brief import Brief, PromptError, Role, check_parent
+from kernelwright.problems.languages import TARGETS, Target
+from kernelwright.prompts.brief import Brief, PromptError, Role, TargetVersions, check_parent
 from kernelwright.prompts.half_precision import narrow_of
 from kernelwright.prompts.ideas import traits_of
 from kernelwright.prompts.instructions import crib, parts_for
 from kernelwright.prompts.markdown import cell, fenced, milliseconds, times, trimmed
 from kernelwright.prompts.modes import mode_of
 from kernelwright.prompts.prompt import Prompt, Section, estimated_tokens
-from kernelwright.prompts.targets import TARGETS, example_for
 
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES, EXAMPLES = Path(__file__).parent / "templates", Path(__file__).parent / "examples"
 CODE_ROLES: frozenset[Role] = frozenset({"propose", "repair", "improve"})
 WORD_ROLES: frozenset[Role] = frozenset({"plan", "critique", "reflect"})
 EVERY_ROLE = CODE_ROLES | WORD_ROLES
@@ -33,8 +33,8 @@ HEAD_TOKENS = 80
 class Slot(NamedTuple):
     """A section's place in the prompt.
 
-    Its text comes from the first of `NAME/TARGET.md.j2`, `NAME/ROLE.md.j2` and `NAME.md.j2` that exists; a section
-    that renders to nothing is left out.
+    Its text comes from the first of `NAME/ROLE.md.j2`, `NAME.md.j2` and `languages/LANGUAGE.md.j2` that exists, where
+    `section` is its name. A section that renders to nothing is left out.
     """
 
     name: str
@@ -114,9 +114,9 @@ def _check(brief: Brief, without: frozenset[str]) -> None:
 
 
 def _section_text(environment: Environment, slot: Slot, brief: Brief, context: Mapping[str, Any]) -> str:
-    names = [f"{slot.name}/{brief.target}.md.j2", f"{slot.name}/{brief.role}.md.j2", f"{slot.name}.md.j2"]
+    names = [f"{slot.name}/{brief.role}.md.j2", f"{slot.name}.md.j2", f"languages/{brief.target}.md.j2"]
     try:
-        return environment.select_template(names).render(context).strip()
+        return environment.select_template(names).render(context, section=slot.name).strip()
     except TemplateError as error:
         raise PromptError(f"section '{slot.name}' cannot be rendered: {error}; correct its template") from error
 
@@ -127,11 +127,24 @@ def _stable_context(brief: Brief) -> dict[str, Any]:
         "target": brief.target,
         "language": TARGETS[brief.target],
         "versions": brief.versions,
-        "example": example_for(brief.target, brief.versions),
+        "example": _example(brief.target, brief.versions),
         "value_families": {name: family for name, family in VALUE_FAMILIES.items() if family.told},
         "mode": mode_of(brief.problem.source),
         "narrow": narrow_of(brief.problem),
     }
+
+
+def _example(target: Target, versions: TargetVersions) -> dict[str, str]:
+    """The newest example that runs under `versions`; `PromptError` where PyTorch is too old for the target."""
+    choices = TARGETS[target].examples
+    for choice in choices:
+        if versions.torch_at_least(choice.torch):
+            files = {"reference": EXAMPLES / "reference.py", "answer": EXAMPLES / f"{choice.name}.py"}
+            return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    raise PromptError(
+        f"target '{target}' needs PyTorch {choices[-1].torch} or newer and {versions.torch} was asked for; "
+        "raise the version or choose another target"
+    )
 
 
 def _step_context(brief: Brief) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Annotated, Self, TypeVar
 from pydantic import BeforeValidator, Field
 
 from kernelwright.agent.replies import NotExtracted
+from kernelwright.problems.languages import LanguageName
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Idea, Prompt, Role, Section, Target
 from kernelwright.sandbox.verdict.report import DOUBTS, speedup_words
@@ -16,7 +17,6 @@ from kernelwright.sandbox.verdict.verdicts import (
     NOISE_LIMIT,
     SAME_WITHIN,
     Failed,
-    Language,
     Measurement,
     Passed,
     Verdict,
@@ -75,7 +75,7 @@ class Knob(Record):
 
 class FoundCandidate(Record):
     digest: str
-    language: Language
+    language: LanguageName
     how: str
     warnings: tuple[str, ...] = ()
     normal: str = ""

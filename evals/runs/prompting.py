@@ -4,9 +4,9 @@ from pydantic import BaseModel, ConfigDict
 
 from kernelwright.agent.briefs import remembered, sheet_for
 from kernelwright.problems import Problem, ProblemError, load_problem
+from kernelwright.problems.languages import TARGETS
 from kernelwright.prompts import Brief, Parent, Prompt, Role, Target, TargetVersions, render
 from kernelwright.prompts.brief import Yardstick
-from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.verdict.settings import Settings
 
 DIRECTIONS = ("forward", "backward", "both")

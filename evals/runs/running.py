@@ -28,9 +28,9 @@ from kernelwright.evals.runs.version import commit, own_version
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
 from kernelwright.problems.formats import collections
 from kernelwright.problems.formats.collections import HOMES, addresses
+from kernelwright.problems.languages import TARGETS
 from kernelwright.problems.record.base import Record, first_fault
 from kernelwright.prompts import TargetVersions, device_sheet
-from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.judge.given import GivenProblem, checked_problems
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.machine.identity import require_tools, versions

@@ -3,9 +3,9 @@
 import pytest
 
 from kernelwright.problems import catalog_names, load_problem
+from kernelwright.problems.languages import TARGETS
 from kernelwright.prompts import Prompt, device_sheet, render
 from kernelwright.prompts.instructions import crib, cribs
-from kernelwright.prompts.targets import TARGETS
 from tests.support.briefs import CPU, GPU, OLD_VERSIONS, PASSED, PROBLEM, PRODUCT, YARDSTICK, brief
 
 MOST = 9_000
