@@ -21,7 +21,7 @@ from kernelwright.agent.steering.advice import lessons
 from kernelwright.agent.strategies.moves import lineage
 from kernelwright.problems import Problem
 from kernelwright.problems.languages import TARGETS
-from kernelwright.prompts.brief import Yardstick
+from kernelwright.prompts.brief import Baselines
 from kernelwright.sandbox.floor.processor import known_peaks_here
 from kernelwright.sandbox.machine.fact_store import Store, work_key
 from kernelwright.sandbox.machine.identity import cpu_facts, processor_name, versions
@@ -84,7 +84,7 @@ def _caches() -> dict[str, int]:
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
-def yardstick_of(view: View) -> Yardstick:
+def baselines_of(view: View) -> Baselines:
     """What the log says that the judge found of PyTorch before the first ask; the same for every role, for good.
 
     Where nothing was found then, what the first verdict tells that passed and has a floor.
@@ -94,10 +94,10 @@ def yardstick_of(view: View) -> Yardstick:
         return _as_measured(first.measurement)
     passed = (one.verdict.measurement for one in view.attempts if isinstance(one.verdict, Passed))
     found = next((one for one in passed if one.floor is not None), None)
-    return Yardstick() if found is None else _as_measured(found)
+    return Baselines() if found is None else _as_measured(found)
 
 
-def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folder: Path | None = None) -> Yardstick:
+def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folder: Path | None = None) -> Baselines:
     """What earlier judgings of the problem left on this machine, whose sheet it is; for prompts of no search.
 
     Measures nothing: a prompt is worth no seconds of an idle machine. `threads` are those that a candidate on the
@@ -110,7 +110,7 @@ def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folde
         for one in BaselineTimes(problem, store).known()
         if one.device == place and one.versions.get("torch") == versions()["torch"]
     }
-    return Yardstick(times=_times(times), floor=_floor(_remembered_floor(problem, sheet, threads, folder)))
+    return Baselines(times=_times(times), roofline=_floor(_remembered_floor(problem, sheet, threads, folder)))
 
 
 def _remembered_floor(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folder: Path | None) -> Floor | None:
@@ -122,11 +122,11 @@ def _remembered_floor(problem: Problem, sheet: prompts.DeviceSheet, threads: int
         return None
 
 
-def _as_measured(found: Measurement) -> Yardstick:
+def _as_measured(found: Measurement) -> Baselines:
     times = _times(found.baselines_ms, is_shipped=found.against(AS_SHIPPED) is found.against(EAGER))
     if found.timing_clock == "call" and found.protocol_ms:
         times += (f"a call that does nothing: {statistics.median(found.protocol_ms):#.3g} ms, part of all of these",)
-    return Yardstick(times=times, floor=_floor(found.floor))
+    return Baselines(times=times, roofline=_floor(found.floor))
 
 
 def _times(baselines_ms: Mapping[str, float], is_shipped: bool = False) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ class BriefMaker:
             role=ask.role,
             device=self.device,
             versions=self.versions,
-            yardstick=yardstick_of(view),
+            baselines=baselines_of(view),
             directive=ask.directive,
             parent=None if parent is None else self._parent(parent),
             history=history,

@@ -6,11 +6,20 @@ machine and runs no candidate.
 """
 
 from kernelwright.problems.languages import Target
-from kernelwright.prompts.brief import Brief, Parent, PastAttempt, PromptError, Role, TargetVersions
+from kernelwright.prompts.brief import (
+    Brief,
+    Parent,
+    PastAttempt,
+    Prompt,
+    PromptError,
+    Role,
+    Section,
+    TargetVersions,
+    estimated_tokens,
+    shortened,
+)
 from kernelwright.prompts.devices import DeviceSheet, cpu_sheet, device_sheet, known_devices
-from kernelwright.prompts.history import shortened
 from kernelwright.prompts.ideas import Idea, Traits, applicable, idea_bank, traits_of
-from kernelwright.prompts.prompt import Prompt, Section, estimated_tokens
 from kernelwright.prompts.rendering import SECTION_NAMES, continued, render
 
 __all__ = [

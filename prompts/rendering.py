@@ -1,5 +1,6 @@
 """`render`: from a `Brief` to a `Prompt`, by way of one template for each section."""
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -9,13 +10,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from kernelwright.problems import VALUE_FAMILIES
 from kernelwright.problems.languages import TARGETS, Target
-from kernelwright.prompts.brief import Brief, PromptError, Role, TargetVersions, check_parent
-from kernelwright.prompts.half_precision import narrow_of
-from kernelwright.prompts.ideas import traits_of
-from kernelwright.prompts.instructions import crib, parts_for
-from kernelwright.prompts.markdown import cell, fenced, milliseconds, times, trimmed
+from kernelwright.prompts.brief import (
+    Brief,
+    Prompt,
+    PromptError,
+    Role,
+    Section,
+    TargetVersions,
+    check_parent,
+    estimated_tokens,
+)
+from kernelwright.prompts.ideas import narrow_of, snippet_texts, snippets_for, traits_of
 from kernelwright.prompts.modes import mode_of
-from kernelwright.prompts.prompt import Prompt, Section, estimated_tokens
 
 TEMPLATES, EXAMPLES = Path(__file__).parent / "templates", Path(__file__).parent / "examples"
 CODE_ROLES: frozenset[Role] = frozenset({"propose", "repair", "improve"})
@@ -81,7 +87,7 @@ def render(brief: Brief, *, without: frozenset[str] = frozenset(), templates: Pa
     texts = {slot: _section_text(environment, slot, brief, stable if slot.stable else step) for slot in slots}
     if INSTRUCTIONS in texts:  # empty so far: the others say how much room there is
         room = MOST_TOKENS - HEAD_TOKENS - sum(estimated_tokens(text) for text in texts.values())
-        step |= {"parts": parts_for(brief, room)}
+        step |= {"parts": snippets_for(brief, room)}
         texts[INSTRUCTIONS] = _section_text(environment, INSTRUCTIONS, brief, step)
     sections = (Section(name=slot.name, text=text, stable=slot.stable) for slot, text in texts.items() if text)
     return Prompt(role=brief.role, target=brief.target, sections=tuple(sections))
@@ -151,7 +157,7 @@ def _step_context(brief: Brief) -> dict[str, Any]:
     return {
         "role": brief.role,
         "device": brief.device,
-        "yardstick": brief.yardstick,
+        "baselines": brief.baselines,
         "directive": brief.directive.strip(),
         "parent": brief.parent,
         "history": brief.history,
@@ -174,6 +180,44 @@ def _environment(templates: Path | None) -> Environment:
         lstrip_blocks=True,
         autoescape=False,
     )
-    environment.globals["crib"] = crib
+    environment.globals["snippet"] = lambda name: snippet_texts()[name]
     environment.filters.update(cell=cell, fenced=fenced, milliseconds=milliseconds, times=times, trimmed=trimmed)
     return environment
+
+
+LONGEST_EVIDENCE = 6000
+"""Characters. Beyond it the middle goes: the deciding fact stands at the head, the last words of a tool at the end."""
+
+
+def fenced(text: str, language: str = "") -> str:
+    """`text` in a code fence that is longer than any run of backticks inside it."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text.strip(chr(10))}\n{fence}"
+
+
+def cell(text: str) -> str:
+    """`text` as the cell of a table: on one line and without bars."""
+    return " ".join(text.replace("|", "/").split())
+
+
+def trimmed(text: str, limit: int = LONGEST_EVIDENCE) -> str:
+    """`text` cut to about `limit` characters at line ends: two thirds from its head, one third from its tail."""
+    if len(text) <= limit:
+        return text
+    head = text[: limit * 2 // 3].rpartition("\n")[0] or text[: limit * 2 // 3]
+    tail = text[-(limit // 3) :].partition("\n")[2] or text[-(limit // 3) :]
+    left_out = len(text) - len(head) - len(tail)
+    return f"{head}\n[... {left_out} characters left out ...]\n{tail}"
+
+
+def milliseconds(value: float | None) -> str:
+    """A time in ms to three significant digits, never in scientific notation; a dash for None."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
+
+
+def times(value: float | None) -> str:
+    """A speedup with two decimals and an x; a dash for None."""
+    return "-" if value is None else f"{value:.2f}x"

@@ -16,7 +16,7 @@ from kernelwright.integrations.reward import LONGEST, RewardTerms, feedback, rew
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
 from kernelwright.problems.record.source import reading_below
 from kernelwright.prompts import Target
-from kernelwright.prompts.markdown import fenced, trimmed
+from kernelwright.prompts.rendering import fenced, trimmed
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.judge.given import is_file_name, shown
 from kernelwright.sandbox.machine.identity import needs_device

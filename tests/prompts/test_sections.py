@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.prompts import SECTION_NAMES, DeviceSheet, PromptError, estimated_tokens, render
-from tests.support.briefs import CPU, FAILED, HISTORY, PASSED, PROBLEM, YARDSTICK, brief
+from tests.support.briefs import BASELINES, CPU, FAILED, HISTORY, PASSED, PROBLEM, brief
 
 ROLES = ("propose", "repair", "improve")
 
@@ -30,7 +30,7 @@ ELSEWHERE = DeviceSheet(name="Another CPU", kind="cpu", facts=("64 cores to use"
 
 @pytest.mark.parametrize(
     "asked",
-    [*map(brief, ROLES), brief(history=HISTORY), brief(device=ELSEWHERE), brief(yardstick=YARDSTICK)],
+    [*map(brief, ROLES), brief(history=HISTORY), brief(device=ELSEWHERE), brief(baselines=BASELINES)],
     ids=[*ROLES, "history", "hardware", "what was measured"],
 )
 def test_stable_digest_ignores_what_changes_between_attempts_and_machines(asked):
@@ -72,10 +72,10 @@ PARENTS = {"propose": None, "repair": FAILED, "improve": PASSED, "plan": PASSED,
 
 @pytest.mark.parametrize("role", PARENTS)
 def test_every_role_is_told_what_pytorch_takes_and_what_is_needed_at_least(role):
-    asked = brief(yardstick=YARDSTICK).model_copy(update={"role": role, "parent": PARENTS[role]})
+    asked = brief(baselines=BASELINES).model_copy(update={"role": role, "parent": PARENTS[role]})
     prompt = render(asked)
-    assert [fact for fact in YARDSTICK.times if f"- {fact}\n" not in section(prompt, "times") + "\n"] == []
-    assert [fact for fact in YARDSTICK.floor if f"- {fact}\n" not in section(prompt, "floor") + "\n"] == []
+    assert [fact for fact in BASELINES.times if f"- {fact}\n" not in section(prompt, "times") + "\n"] == []
+    assert [fact for fact in BASELINES.roofline if f"- {fact}\n" not in section(prompt, "floor") + "\n"] == []
 
 
 def test_leaving_out_an_unknown_section_names_those_that_exist():
@@ -91,7 +91,7 @@ def test_own_template_takes_the_place_of_the_shipped_one(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "variable"),
     [("hardware", "devise.name")]
-    + [("contract", name) for name in ("device", "yardstick", "role", "history", "parent", "directive", "best_ms")],
+    + [("contract", name) for name in ("device", "baselines", "role", "history", "parent", "directive", "best_ms")],
 )
 def test_a_variable_that_is_not_defined_or_changes_between_attempts_is_an_error_that_names_it_and_the_section(
     tmp_path: Path, name: str, variable: str

@@ -6,7 +6,7 @@ import torch
 from kernelwright.problems import VALUE_FAMILIES, ExcludedValues
 from kernelwright.problems.record.value_families import DECADES, LOWERED, OUTLIER, RAISED, UP, most
 from kernelwright.prompts import TargetVersions, device_sheet, render
-from kernelwright.prompts.markdown import fenced, trimmed
+from kernelwright.prompts.rendering import fenced, trimmed
 from kernelwright.sandbox.correctness.families import RELATIVE, SHIFT
 from tests.support.briefs import FAILED, HISTORY, OLD_VERSIONS, PASSED, PROBLEM, brief
 

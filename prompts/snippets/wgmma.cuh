@@ -1,7 +1,7 @@
 #pragma once
 #include "asynchronous.cuh"
 
-// crib: begin wgmma_layouts
+// snippet: begin wgmma_layouts
 // Operands in shared memory lie in panels of S bytes (128, 64, 32, or 16: no swizzle), all lines of a panel one after
 // the other, a panel at a multiple of 8 * S. K-major: a line is a row of A or a column of B, along k. MN-major (16
 // bits only): a line is one k, along m or n, as B (k, n) has it. Element `byte` of line `line`:
@@ -26,9 +26,9 @@ __device__ __forceinline__ uint64_t mn_major(uint32_t tile, int lines, int line)
     const int panel = lines * S, eight = 8 * S;
     return describe<S>(tile + line * S, S == 16 ? eight : panel, S == 16 ? panel : eight);
 }
-// crib: end
+// snippet: end
 
-// crib: begin wgmma_order
+// snippet: begin wgmma_order
 // 128 threads, warps 4w to 4w + 3, run all of this together. It needs
 // extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"].
 __device__ __forceinline__ void show_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -43,4 +43,4 @@ __device__ __forceinline__ void wait_products(float (&d)[N]) {
 // Plain stores to operands (or copy_16 and its wait), show_stores() by whoever stored, a barrier; begin_products()
 // (after every write to d or to A in registers), instructions, commit_products(); wait_products<0>(d) before d, A in
 // registers or a tile is touched.
-// crib: end
+// snippet: end

@@ -5,7 +5,7 @@
 #include "check.cuh"
 #include "wgmma.cuh"
 
-// crib: begin wgmma
+// snippet: begin wgmma
 // D (64 x N) += A (64 x 16) B (16 x N), N a multiple of 8 up to 256; here N = 16: N / 2 floats a thread. Thread t of
 // 128 has in d[4 * j + i] row t / 32 * 16 + t % 32 / 4 + i / 2 * 8, column 8 * j + t % 4 * 2 + i % 2. `add` 0: D = A
 // B. The last two immediates: 0 K-major, 1 MN-major, of A and of B. fp16: .f32.f16.f16. TF32: m64nNk8.f32.tf32.tf32,
@@ -17,7 +17,7 @@ __device__ __forceinline__ void multiply(float (&d)[8], uint64_t a, uint64_t b, 
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
         : "l"(a), "l"(b), "r"(add));
 }
-// crib: end
+// snippet: end
 
 #define EIGHT(d, i)                                                                                           \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \

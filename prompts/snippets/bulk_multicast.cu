@@ -7,7 +7,7 @@
 constexpr int kTile = 1024, kStages = 2, kWarps = 2, kBlocks = 2;
 constexpr uint32_t kBytes = kTile * 4;
 
-// crib: begin multicast
+// snippet: begin multicast
 // One copy for all blocks of a cluster that `mask` names (bit r: rank r): the bytes land at the same place of each,
 // and count at the barrier at that place of each. So of a tile that all want, each block loads its share for all:
 // each expects all bytes at its own full[s], and may load only when all blocks have done with the stage: empty[s] is
@@ -26,7 +26,7 @@ __device__ __forceinline__ void arrive_at(uint64_t* barrier, int rank) {  // the
 }
 // The kernel has __cluster_dims__(2, 1, 1); cooperative_groups::this_cluster().sync() after the barriers are started,
 // and again before any block ends.
-// crib: end
+// snippet: end
 
 __global__ __cluster_dims__(kBlocks, 1, 1) void shared_by_all(const float* from, float* out, int tiles) {
     __shared__ alignas(128) float stage[kStages][kTile];

@@ -1,7 +1,7 @@
 // Registers that one warpgroup gives up and others take.
 #include "check.cuh"
 
-// crib: begin setmaxnreg
+// snippet: begin setmaxnreg
 // __launch_bounds__(384, 1) gives 3 warpgroups 168 registers a thread (4 warpgroups: 128). What they all have stays
 // the launch's: 24 + 240 + 240 = 3 * 168; with four 32 + 160 + 160 + 160 = 4 * 128. All four warps of a warpgroup
 // execute it, first thing in their branch; a constant, a multiple of 8; for sm_90a. .inc waits until others have
@@ -14,7 +14,7 @@ template <int kCount>
 __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
-// crib: end
+// snippet: end
 
 // Each thread of the warpgroups that take holds kHeld values at a time, more than the launch would let it.
 template <int kThreads, int kLess, int kMore, int kHeld>

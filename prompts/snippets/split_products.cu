@@ -6,7 +6,7 @@
 #include "check.cuh"
 #include "wgmma.cuh"
 
-// crib: begin split
+// snippet: begin split
 // fp32 products from pieces, the largest first; the products of pieces i and j with i + j below the number of pieces:
 // fp16, 2 pieces, 3 products, values scaled by a power of two (for each row, channel or image) to a largest magnitude
 // of about 2^14, undone at the end. TF32, 2 pieces, 3 products of half that rate, no scale. bf16, 3 pieces, 6
@@ -28,7 +28,7 @@ __device__ __forceinline__ void split(float x, uint32_t (&h)[2]) {  // TF32
 // worth of k (256; TF32 128) take the sum out, in each such stretch all small products first, then the large one,
 // into the same registers, then sum += d by plain additions. The error stays below 2^-18 of the sum of magnitudes at
 // any k.
-// crib: end
+// snippet: end
 
 // How a kind of piece is held and multiplied: a fragment of A has four registers, one of B two.
 struct Half {

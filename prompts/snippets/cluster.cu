@@ -5,7 +5,7 @@
 
 constexpr int kBlocks = 8, kThreads = 256;
 
-// crib: begin cluster
+// snippet: begin cluster
 // Up to 8 blocks share their shared memory (cooperative_groups.h): what no multiprocessor can hold, eight can. Each
 // sums its part of a row; then all read all partial sums in the same order. The last sync() keeps a block from ending
 // while others read of it.
@@ -20,7 +20,7 @@ __device__ float sum_of_cluster(float of_block) {
     return sum;
 }
 // The kernel: __global__ void __cluster_dims__(8, 1, 1) name(...), its grid a multiple of 8 blocks.
-// crib: end
+// snippet: end
 
 __global__ void __cluster_dims__(kBlocks, 1, 1) centred(const float* from, float* out, int count) {
     __shared__ float of_warp[kThreads / 32];

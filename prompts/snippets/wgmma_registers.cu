@@ -4,7 +4,7 @@
 #include "check.cuh"
 #include "wgmma.cuh"
 
-// crib: begin wgmma_registers
+// snippet: begin wgmma_registers
 // A (64 x 16) from registers, two values in each, the lower k in the lower half; one transposition left, that of B.
 // Thread t: row = t / 32 * 16 + t % 32 / 4, k = t % 4 * 2: a[0] (row, k) and (row, k + 1), a[1] row + 8, a[2] k + 8,
 // a[3] both. TF32 (k8): one value in each, k = t % 4, the others at row + 8, k + 4, both.
@@ -24,7 +24,7 @@ template <int N>
 __device__ __forceinline__ void as_operand(const float (&d)[N], int s, uint32_t (&a)[4]) {
     for (int i = 0; i < 4; ++i) a[i] = pair(d[8 * s + 2 * i], d[8 * s + 2 * i + 1]);
 }
-// crib: end
+// snippet: end
 
 __device__ void multiply_tf32(float (&d)[8], const uint32_t (&a)[4], uint64_t b) {
     asm volatile(

@@ -5,7 +5,7 @@
 
 #include "check.cuh"
 
-// crib: begin nan_maxima
+// snippet: begin nan_maxima
 // fmaxf and fminf drop a NaN, which torch's maxima, minima, pooling and ReLU return. From compute capability 8.0 on
 // one instruction keeps it; min.NaN.f32 likewise, and __hmax2_nan, __hmin2_nan for two values of 16 bits at once.
 __device__ __forceinline__ float max_nan(float a, float b) {
@@ -13,7 +13,7 @@ __device__ __forceinline__ float max_nan(float a, float b) {
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
     return m;
 }
-// crib: end
+// snippet: end
 
 __device__ float min_nan(float a, float b) {
     float m;

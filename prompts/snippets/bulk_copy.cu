@@ -5,7 +5,7 @@
 constexpr int kTile = 1024, kStages = 4, kWarps = 4;  // floats, stages, warps that use them
 constexpr uint32_t kBytes = kTile * 4;
 
-// crib: begin bulk_load
+// snippet: begin bulk_load
 // Issued by one thread; both addresses and `bytes` are multiples of 16. What arrives counts at the barrier.
 __device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
     asm volatile(
@@ -32,9 +32,9 @@ __device__ void use_up(int tiles, float (*stage)[kTile], uint64_t* full, uint64_
         if (threadIdx.x % 32 == 0) arrive(&empty[s]);
     }
 }
-// crib: end
+// snippet: end
 
-// crib: begin bulk_store
+// snippet: begin bulk_store
 // From shared memory, aligned as above. Before it: all that wrote there call fence.proxy.async.shared::cta, then a
 // barrier. After it: wait_stored() before the buffer is written again, and before the block ends.
 __device__ __forceinline__ void bulk_store(void* to, const void* from, uint32_t bytes) {  // by one thread
@@ -42,7 +42,7 @@ __device__ __forceinline__ void bulk_store(void* to, const void* from, uint32_t 
                  "r"(shared_address(from)), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void wait_stored() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// crib: end
+// snippet: end
 
 __global__ void through_a_ring(const float* from, float* out, int tiles) {
     __shared__ alignas(128) float stage[kStages][kTile];

@@ -1,7 +1,7 @@
 // Barriers of some of a block's threads, with and without waiting.
 #include "check.cuh"
 
-// crib: begin named_barriers
+// snippet: begin named_barriers
 // Barriers 1 to 15 of a block (0 is __syncthreads), `threads` a multiple of 32: all that take part count, those that
 // wait and those that only arrive. As __syncthreads does, both make what was written before visible to those that
 // wait.
@@ -13,7 +13,7 @@ __device__ __forceinline__ void meet_without_waiting(int name, int threads) {
 }
 // Handing over a buffer: the writers wait at 14 ("empty"), write, arrive at 15 ("full"); the readers arrive at 14 once
 // before all, then wait at 15, read, arrive at 14.
-// crib: end
+// snippet: end
 
 constexpr int kWriters = 64, kReaders = 96, kAll = kWriters + kReaders, kValues = 192;
 

@@ -1,13 +1,13 @@
 #pragma once
 #include <cstdint>
 
-// crib: begin shared_address
+// snippet: begin shared_address
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
-// crib: end
+// snippet: end
 
-// crib: begin mbarrier
+// snippet: begin mbarrier
 // An mbarrier is a uint64_t in shared memory. One thread starts all of them and then calls show_started(); a barrier
 // of the block (of the cluster, where other blocks use them) comes before any other use.
 __device__ __forceinline__ void start(uint64_t* barrier, int arrivals) {
@@ -29,9 +29,9 @@ __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
         "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
-// crib: end
+// snippet: end
 
-// crib: begin cp_async
+// snippet: begin cp_async
 // 16 bytes a thread (cp.async.ca: 4 or 8 too), both addresses multiples of that; of fewer `bytes` the rest becomes
 // zero, so that edges need no branch (with 0 from any valid address).
 __device__ __forceinline__ void copy_16(void* to, const void* from, int bytes) {
@@ -46,4 +46,4 @@ __device__ __forceinline__ void wait_copies() {  // of the thread's own groups; 
 // Stages: fetch kStages - 1 tiles, each its own group; then for each tile: wait_copies<kStages - 2>(),
 // __syncthreads(), fetch tile + kStages - 1 into the stage that the tile before used, commit_copies() even where none
 // is left, use it.
-// crib: end
+// snippet: end

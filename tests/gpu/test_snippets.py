@@ -1,6 +1,6 @@
 """Every program that prompts take their instructions from, built, run and checked on the card; a line each.
 
-All of them by one command: `python -m pytest -m gpu tests/gpu/test_cribs.py -q`.
+All of them by one command: `python -m pytest -m gpu tests/gpu/test_snippets.py -q`.
 """
 
 import time
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(NO_COMPILER is not None, reaso
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_card_does_what_the_crib_says(name, device, tmp_path, capsys):
+def test_the_card_does_what_the_snippet_says(name, device, tmp_path, capsys):
     capability = torch.cuda.get_device_capability()
     if capability != (9, 0):
         pytest.skip(f"the programs are for compute capability 9.0, and the device has {capability[0]}.{capability[1]}")

@@ -5,7 +5,7 @@
 #include "check.cuh"
 #include "asynchronous.cuh"
 
-// crib: begin mma
+// snippet: begin mma
 // A warp: D (16 x 8, fp32) = A (16 x 16) B (16 x 8) + D, two 16-bit values in a register, the lower k in the lower
 // half. Lane l: a[0] is (row l / 4, k = l % 4 * 2), a[1] row + 8, a[2] k + 8, a[3] both; b[0] is (k = l % 4 * 2,
 // column l / 4), b[1] k + 8; d[0], d[1] are row l / 4, columns l % 4 * 2 and + 1, d[2], d[3] row + 8. fp16:
@@ -18,9 +18,9 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// crib: end
+// snippet: end
 
-// crib: begin ldmatrix
+// snippet: begin ldmatrix
 // 16-bit operands out of shared memory; each lane gives a row of 8 values that starts on 16 bytes (a pitch of an odd
 // multiple of 16 bytes has no bank conflicts). A from (row, k): lane l gives row l % 16, k = l / 16 * 8.
 // B from (k, column): .trans, lane l < 16 gives row k = l. B from (column, k): .x2 without .trans, lane l < 16 gives
@@ -33,7 +33,7 @@ __device__ __forceinline__ void load_b_of_k_rows(uint32_t (&b)[2], uint32_t addr
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                  : "=r"(b[0]), "=r"(b[1]) : "r"(address) : "memory");
 }
-// crib: end
+// snippet: end
 
 __device__ void load_b_of_columns(uint32_t (&b)[2], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"

@@ -4,14 +4,14 @@
 
 #include "check.cuh"
 
-// crib: begin bf16_rows
+// snippet: begin bf16_rows
 // - bf16 data: `<cuda_bf16.h>`; load 16 bytes as a `uint4` of four `__nv_bfloat162`, widen by `__bfloat1622float2` and
 // round by `__float22bfloat162_rn`, to nearest even.
-// crib: end
-// crib: begin fp16_rows
+// snippet: end
+// snippet: begin fp16_rows
 // - fp16 data: `<cuda_fp16.h>`; load 16 bytes as a `uint4` of four `__half2`, widen by `__half22float2` and round by
 // `__float22half2_rn`, to nearest even.
-// crib: end
+// snippet: end
 
 struct Bfloat {
     using Pair = __nv_bfloat162;
