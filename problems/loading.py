@@ -1,10 +1,9 @@
 """Finding a problem: by its catalog name, or by the path of a file or folder from anywhere."""
 
-import ast
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -13,20 +12,21 @@ from pydantic import BaseModel, StrictInt, StringConstraints, ValidationError, m
 from kernelwright.problems.formats.collections import SEPARATOR, format_of, load_address, load_only
 from kernelwright.problems.formats.kernelbench import origin_of
 from kernelwright.problems.formats.reading import Unsupported, into_convention
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.problem import (
+from kernelwright.problems.problem import (
     Direction,
     Dtype,
+    ExcludedValues,
     OperatorPolicy,
     Origin,
     PrecisionPolicy,
     Problem,
     ProblemError,
+    Record,
     StatePolicy,
     Tolerance,
 )
-from kernelwright.problems.record.source import check_reference, parse_module, read_text, title_of
-from kernelwright.problems.record.value_families import ExcludedValues
+from kernelwright.problems.source import check_reference, read_text, title_of
+from kernelwright.problems.source_rewriting import put_sizes
 
 DTYPES: dict[str, Dtype] = {
     "float32": "float32",
@@ -121,62 +121,6 @@ def _first_fault(error: ValidationError) -> str:
     asked = fault["msg"].removeprefix("Input should be ")
     return f"{key!r} is {fault['input']!r}; it should be {asked}"
 
-
-def put_sizes(source: str, values: Mapping[str, int]) -> str:
-    """`source` with each constant named in `values` set to its value; all other text, comments included, stays.
-
-    A constant is a module-level `NAME = literal`, with or without an annotation. Raises `ProblemError` for a name that
-    has no such line, or more than one, since then it is not clear which value holds.
-    """
-    encoded = source.encode()
-    places = _literals(parse_module(source))
-    edits = [(*_span(encoded, _only(places, name)), str(value).encode()) for name, value in values.items()]
-    for start, end, text in sorted(edits, reverse=True):
-        encoded = encoded[:start] + text + encoded[end:]
-    return encoded.decode()
-
-
-def _literals(tree: ast.Module) -> dict[str, list[ast.expr]]:
-    places: dict[str, list[ast.expr]] = {}
-    for statement in tree.body:
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _is_literal(value):
-                places.setdefault(name, []).append(value)
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if _is_literal(value):
-                places.setdefault(name, []).append(value)
-    return places
-
-
-def _is_literal(value: ast.expr) -> bool:
-    try:
-        ast.literal_eval(value)
-    except (ValueError, TypeError):
-        return False
-    return True
-
-
-def _only(places: Mapping[str, list[ast.expr]], name: str) -> ast.expr:
-    found = places.get(name, [])
-    if not found:
-        there = ", ".join(sorted(places)) or "none"
-        raise ProblemError(f"the reference has no constant {name!r} to set (a line `{name} = 1`); it has: {there}")
-    if len(found) > 1:
-        lines = " and ".join(str(value.lineno) for value in found)
-        raise ProblemError(f"the reference sets the constant {name!r} on lines {lines}; set it once")
-    return found[0]
-
-
-def _span(encoded: bytes, node: ast.expr) -> tuple[int, int]:
-    """Start and end of a node, in bytes: `ast` counts columns in UTF-8 bytes, and ends lines at newlines only."""
-    if node.end_lineno is None or node.end_col_offset is None:
-        raise AssertionError("a parsed expression has an end")
-    starts = [0]
-    for line in encoded.split(b"\n"):
-        starts.append(starts[-1] + len(line) + 1)
-    return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
-
-
-__all__ = ["ProblemError", "catalog_names", "load_problem", "problem_of_text"]
 
 CATALOG = Path(__file__).parent / "catalog"
 MANIFEST = "problem.toml"

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from kernelwright.problems import Problem
 from kernelwright.problems.languages import Target
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.prompts.devices import DeviceSheet
 
 Role = Literal["propose", "repair", "improve", "tune", "plan", "critique", "reflect"]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 
 DATA = Path(__file__).parent / "data" / "devices.toml"
 

@@ -17,9 +17,8 @@ from pydantic import Field
 
 from kernelwright.problems import Problem
 from kernelwright.problems.languages import TARGETS, Target
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.problem import PrecisionPolicy
-from kernelwright.problems.record.source import parse_module
+from kernelwright.problems.problem import PrecisionPolicy, Record
+from kernelwright.problems.source import parse_module
 from kernelwright.prompts.brief import Brief, estimated_tokens
 
 DATA, SNIPPETS = Path(__file__).parent / "data", Path(__file__).parent / "snippets"

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from kernelwright.problems.record.source import parse_module, top_level
+from kernelwright.problems.source import parse_module, top_level
 
 NORMALISATIONS = {
     f"{prefix}{kind}Norm{dimensions}": (3 if prefix else 4, kind == "Batch")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
-from kernelwright.problems import VALUE_FAMILIES
+from kernelwright.problems import INPUT_DISTRIBUTIONS
 from kernelwright.problems.languages import TARGETS, Target
 from kernelwright.prompts.brief import (
     Brief,
@@ -134,7 +134,7 @@ def _stable_context(brief: Brief) -> dict[str, Any]:
         "language": TARGETS[brief.target],
         "versions": brief.versions,
         "example": _example(brief.target, brief.versions),
-        "value_families": {name: family for name, family in VALUE_FAMILIES.items() if family.told},
+        "input_distributions": {name: one for name, one in INPUT_DISTRIBUTIONS.items() if one.words},
         "mode": mode_of(brief.problem.source),
         "narrow": narrow_of(brief.problem),
     }

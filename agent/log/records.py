@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.problems.languages import LanguageName
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.prompts import Idea, Prompt, Role, Section, Target
 from kernelwright.sandbox.verdict.report import DOUBTS, speedup_words
 from kernelwright.sandbox.verdict.verdicts import (

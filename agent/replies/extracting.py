@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from kernelwright.agent.replies.blocks import Block, Broken, Module, Parser, breaks_off, fenced_blocks, raw_block
 from kernelwright.problems.languages import LanguageName
 from kernelwright.problems.languages.detect import language_of
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 
 
 class Extraction(Record):

@@ -13,9 +13,9 @@ from pydantic import Field, ValidationError
 from kernelwright.agent.log.records import ranked
 from kernelwright.evals.formats.samples import Outcome, Sample, Samples, sample_of
 from kernelwright.problems import ProblemError
-from kernelwright.problems.formats.definition import Foreign, fault_of
+from kernelwright.problems.formats.reading import Foreign, fault_of
 from kernelwright.problems.languages import LANGUAGES, LanguageName
-from kernelwright.problems.record.source import read_json, read_text
+from kernelwright.problems.source import read_json, read_text
 from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.machine.identity import ON_DEVICE
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Failed, Passed

@@ -15,10 +15,10 @@ from pydantic import Field, ValidationError
 
 from kernelwright.evals.formats.samples import Outcome, Sample, Samples, sample_of
 from kernelwright.problems import Problem, ProblemError
-from kernelwright.problems.formats.definition import Definition, FlashInferTrace, Foreign, Workload, fault_of
-from kernelwright.problems.formats.reading import Unsupported, safe_name
+from kernelwright.problems.formats.flashinfer import Definition, FlashInferTrace, Workload
+from kernelwright.problems.formats.reading import Foreign, Unsupported, fault_of, safe_name
 from kernelwright.problems.languages import LANGUAGES
-from kernelwright.problems.record.source import parse_expression, read_json, read_text
+from kernelwright.problems.source import parse_expression, read_json, read_text
 from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.report import verdict_words
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed

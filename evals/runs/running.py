@@ -29,7 +29,7 @@ from kernelwright.problems import Problem, ProblemError, catalog_names, load_pro
 from kernelwright.problems.formats import collections
 from kernelwright.problems.formats.collections import HOMES, addresses
 from kernelwright.problems.languages import TARGETS
-from kernelwright.problems.record.base import Record, first_fault
+from kernelwright.problems.problem import Record, first_fault
 from kernelwright.prompts import TargetVersions, device_sheet
 from kernelwright.sandbox.judge.given import GivenProblem, checked_problems
 from kernelwright.sandbox.machine.fact_store import Store

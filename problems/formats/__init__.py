@@ -6,8 +6,7 @@ problem of another form becomes a reference in our convention: its own text, and
 
 from kernelwright.problems.formats.collections import find_collection, format_of, load_address, read_collection, select
 from kernelwright.problems.formats.reading import Collection, Entry
-from kernelwright.problems.record.problem import Format
-from kernelwright.problems.texts.rewriting import LibraryMissing
+from kernelwright.problems.problem import Format, LibraryMissing
 
 __all__ = [
     "Collection",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kernelwright.problems.formats import flashinfer, kernelbench, kernelbot, robust
 from kernelwright.problems.formats.reading import Collection, Entry
-from kernelwright.problems.record.problem import Format, Problem, ProblemError
+from kernelwright.problems.problem import Format, Problem, ProblemError
 
 PART = re.compile(r"([^\[\],]+)(?:\[([^\[\]]*)\])?(?:,|$)")
 RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -69,7 +69,7 @@ def _numbered(entries: list[Entry], group: str, numbers: str) -> list[Entry]:
         here = [
             by_number[str(number)] for number in range(first, min(last, first + 10**5) + 1) if str(number) in by_number
         ]
-        if not here or (first == last and not here):
+        if not here:
             raise ProblemError(f"{group} has no problem {part.strip()}; it has {_span(by_number)}")
         found += here
     return found

@@ -14,9 +14,8 @@ from kernelwright.problems.formats.reading import (
     read_reference,
     safe_name,
 )
-from kernelwright.problems.record.problem import Origin, ProblemError
-from kernelwright.problems.record.source import read_json, read_text
-from kernelwright.problems.texts.rewriting import library
+from kernelwright.problems.problem import Origin, ProblemError, library
+from kernelwright.problems.source import read_json, read_text
 
 LEVEL = re.compile(r"level_?(\d+)")
 FILE = re.compile(r"(\d+)_(.*)")

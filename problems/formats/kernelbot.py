@@ -11,11 +11,17 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kernelwright.problems.formats.definition import fault_of
-from kernelwright.problems.formats.reading import Collection, Entry, Unsupported, entry_of, safe_name
-from kernelwright.problems.record.problem import Origin, Problem, ProblemError
-from kernelwright.problems.record.source import bound_names, parse, read_text
-from kernelwright.problems.texts.rewriting import library
+from kernelwright.problems.formats.reading import (
+    Collection,
+    Entry,
+    Unsupported,
+    entry_of,
+    fault_of,
+    first_line,
+    safe_name,
+)
+from kernelwright.problems.problem import Origin, Problem, ProblemError, library
+from kernelwright.problems.source import bound_names, parse, read_text
 
 TASK, SUBMISSION, REFERENCE = "task.yml", "@SUBMISSION@", "reference.py"
 NEEDED = ("generate_input", "ref_kernel")
@@ -112,7 +118,7 @@ def _entry(task: Task, place: Path, origin: Origin, case: dict[str, Any], notes:
     settings = {key: value for key, value in case.items() if key != "seed"}
     if not all(str(key).isidentifier() and isinstance(value, int | float | str) for key, value in settings.items()):
         raise Unsupported("its settings are more than names with numbers or texts")
-    title = (task.description.strip().splitlines() or [origin.title])[0].replace('"', "'").replace("\\", "/")
+    title = first_line(task.description) or first_line(origin.title)
     problem = Problem(
         name=safe_name(f"{origin.title.replace('/', '-')}-{origin.id.rpartition('/')[2]}"),
         title=title,

@@ -6,16 +6,47 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.problem import Format, Origin, Problem, ProblemError, Tolerance
-from kernelwright.problems.record.source import check_reference, title_of
-from kernelwright.problems.texts.arithmetic import input_bytes
-from kernelwright.problems.texts.rewriting import gives_keywords, in_order, keyword_only, without_cuda
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kernelwright.problems.arithmetic import input_bytes
+from kernelwright.problems.problem import Format, Origin, Problem, ProblemError, Record, Tolerance, first_fault
+from kernelwright.problems.source import check_reference, title_of
+from kernelwright.problems.source_rewriting import gives_keywords, in_order, keyword_only, without_cuda
 
 
 def json_lines(text: str) -> list[str]:
     """The lines of a file that was read with newlines as `\\n`, the empty ones too, so that they can be counted."""
     return text.removesuffix("\n").split("\n") if text else []
+
+
+class Foreign(BaseModel):
+    """A record of theirs: frozen, and open for fields that we do not know."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    def unknown(self, where: str = "") -> list[str]:
+        """The names of the fields that are not known, also in the records within."""
+        found = [f"{where}{name}" for name in self.model_extra or ()]
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            for key, item in value.items() if isinstance(value, dict) else [("", value)]:
+                if isinstance(item, Foreign):
+                    found += item.unknown(f"{where}{name}.{key}." if key else f"{where}{name}.")
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+def fault_of(error: ValidationError) -> str:
+    """The first of pydantic's faults: where, and what should stand there."""
+    key, said = first_fault(error)
+    return f"{key or 'the whole'}: {said[0].lower()}{said[1:]}; correct it"
+
+
+def first_line(text: str) -> str:
+    """The first line of a text, as it can stand in a docstring; empty for a blank text."""
+    return text.strip().splitlines()[0].replace("\\", "/").replace('"', "'") if text.strip() else ""
 
 
 class Unsupported(Exception):

@@ -15,8 +15,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from pydantic import Field
 
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.problem import ProblemError
+from kernelwright.problems.problem import ProblemError, Record
 from kernelwright.sandbox.machine.identity import device_name, versions
 from kernelwright.sandbox.machine.timing_locks import processor_turn
 from kernelwright.sandbox.timing.samples import PLACEBO

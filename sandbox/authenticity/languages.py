@@ -5,7 +5,7 @@ The scan refuses only what cannot be run at all. It is no defence: what text rul
 
 from kernelwright.problems.languages import LanguageName
 from kernelwright.problems.languages.detect import language_of
-from kernelwright.problems.record.source import Kind, bound_names, parse_module
+from kernelwright.problems.source import Kind, bound_names, parse_module
 from kernelwright.sandbox.machine.logs import one_line
 from kernelwright.sandbox.verdict.verdicts import Candidate
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.build import build_store as diagnose
 from kernelwright.sandbox.build.toolchain import Toolchain
 from kernelwright.sandbox.machine.cache import READING, Bounds, FolderStore, digest_of

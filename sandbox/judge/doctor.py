@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.build import python_header, shortcuts_found
 from kernelwright.sandbox.jail import bubblewrap, cgroups
 from kernelwright.sandbox.jail.children import Child, ChildGone, ChildLate

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kernelwright.problems.languages import LanguageName
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
 from kernelwright.sandbox.verdict.roofline import Floor
 from kernelwright.sandbox.verdict.settings import Accuracy, JudgingEffort

@@ -4,10 +4,10 @@ import pyarrow.parquet
 import pytest
 
 from kernelwright.problems import ProblemError, load_problem
+from kernelwright.problems import problem as libraries
 from kernelwright.problems.formats import LibraryMissing, format_of, read_collection
 from kernelwright.problems.formats.flashinfer import changed_parameters
-from kernelwright.problems.record.source import parse
-from kernelwright.problems.texts import rewriting as libraries
+from kernelwright.problems.source import parse
 from tests.support.foreign import (
     CONFIGURATIONS,
     DEFINITION,

@@ -2,8 +2,8 @@ import pytest
 
 from kernelwright.evals.runs.running import suite
 from kernelwright.problems import ProblemError, load_problem
+from kernelwright.problems.arithmetic import NotArithmetic, evaluate
 from kernelwright.problems.formats import read_collection, select
-from kernelwright.problems.texts.arithmetic import NotArithmetic, evaluate
 from tests.support.foreign import write_tree
 from tests.support.synthetic import write_synthetic
 

@@ -3,8 +3,8 @@ import re
 import pytest
 import torch
 
-from kernelwright.problems import VALUE_FAMILIES, ExcludedValues
-from kernelwright.problems.record.value_families import DECADES, LOWERED, OUTLIER, RAISED, UP, most
+from kernelwright.problems import INPUT_DISTRIBUTIONS, ExcludedValues
+from kernelwright.problems.input_distributions import DECADES, LOWERED, OUTLIER, RAISED, UP, most
 from kernelwright.prompts import TargetVersions, device_sheet, render
 from kernelwright.prompts.rendering import fenced, trimmed
 from kernelwright.sandbox.correctness.families import RELATIVE, SHIFT
@@ -46,7 +46,7 @@ def test_contract_states_the_tolerance_of_the_problem_and_its_floor_as_a_share_o
     assert "7.6e-06 of its largest" in text_of("contract", brief())
 
 
-TOLD = [name for name, family in VALUE_FAMILIES.items() if family.told]
+TOLD = [name for name, family in INPUT_DISTRIBUTIONS.items() if family.words]
 
 
 @pytest.mark.parametrize("family", TOLD)

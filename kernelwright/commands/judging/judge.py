@@ -12,7 +12,7 @@ import typer
 
 from kernelwright.commands.options import judging_options as options
 from kernelwright.commands.options.terminal import DONE, FELL_SHORT, UserMistake, read_text
-from kernelwright.problems.record.source import parse_module
+from kernelwright.problems.source import parse_module
 
 if TYPE_CHECKING:
     from kernelwright.problems import Problem

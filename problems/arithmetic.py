@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from kernelwright.problems.record.source import parse_expression, parse_module
+from kernelwright.problems.source import parse_expression, parse_module
 
 LARGEST_BITS = 256
 """No number on the way may be longer: `9 ** 9 ** 9` is refused instead of computed."""

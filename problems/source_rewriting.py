@@ -1,17 +1,18 @@
-"""Constructor arguments in the other conventions: a dict of keywords, or a list of positions and a dict of keywords.
+"""Changes to the text of a reference: its sizes, its device, and the order of its constructor arguments.
 
-Our convention is a list of positions, which a candidate takes in the same order as the reference's `Model`. A source
-in another convention gets a few lines behind it that put the arguments in order; its own text stays.
+Our convention for constructor arguments is a list of positions, which a candidate takes in the order of the reference's
+`Model`. A source in another convention (a dict of keywords, or positions and a dict) gets a few lines at its end that
+put the arguments in order; its own text stays.
 """
 
 import ast
 import re
 import textwrap
-from collections.abc import Iterator
-from importlib import import_module
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
-from kernelwright.problems.record.source import parse_module
+from kernelwright.problems.problem import ProblemError
+from kernelwright.problems.source import parse_module
 
 IN_ORDER = """
 
@@ -130,27 +131,14 @@ def without_cuda(source: str) -> str:
     The model itself keeps its text. A device that is named through a variable of the module is replaced there too.
     `source` must parse.
     """
-    lines = source.encode().split(b"\n")
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line) + 1)
-
-    def at(line: int | None, column: int | None) -> int:
-        assert line is not None and column is not None, "a parsed expression has an end"
-        return starts[line - 1] + column
-
-    encoded = source.encode()
     edits = []
     for node in _mentions(parse_module(source)):
         if isinstance(node, ast.Call):
             assert isinstance(node.func, ast.Attribute)
-            end = at(node.func.value.end_lineno, node.func.value.end_col_offset)
-            edits.append((end, at(node.end_lineno, node.end_col_offset), b""))
+            edits.append((_end(node.func.value), _end(node), ""))
         else:
-            edits.append((at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset), b'"cpu"'))
-    for start, end, text in sorted(edits, reverse=True):
-        encoded = encoded[:start] + text + encoded[end:]
-    return encoded.decode()
+            edits.append((_start(node), _end(node), '"cpu"'))
+    return _edited(source, edits)
 
 
 def _mentions(tree: ast.Module) -> Iterator[ast.Call | ast.Constant]:
@@ -170,18 +158,65 @@ def _in(statement: ast.stmt) -> Iterator[ast.Call | ast.Constant]:
                 yield node
 
 
-class LibraryMissing(Exception):
-    """A library that this installation lacks; the message is one sentence with the remedy."""
+def put_sizes(source: str, values: Mapping[str, int]) -> str:
+    """Set each constant named in `values` to its value in `source`; all other text, comments included, stays.
 
-    @classmethod
-    def of_extra(cls, what_for: str, package: str | None, extra: str) -> "LibraryMissing":
-        """What is wanted, the package that it needs, and the extra of ours that brings it."""
-        return cls(f"{what_for} needs {package}; run pip install 'kernelwright[{extra}]'")
+    A constant is a module-level `NAME = literal`, with or without an annotation. Raises `ProblemError` for a name that
+    has no such line, or more than one, since then it is not clear which value holds.
+    """
+    places = _literals(parse_module(source))
+    found = [(_only(places, name), str(value)) for name, value in values.items()]
+    return _edited(source, [(_start(node), _end(node), text) for node, text in found])
 
 
-def library(name: str, what_for: str) -> Any:
-    """The module, or `LibraryMissing`, which says what it is wanted for."""
+def _literals(tree: ast.Module) -> dict[str, list[ast.expr]]:
+    places: dict[str, list[ast.expr]] = {}
+    for statement in tree.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _is_literal(value):
+                places.setdefault(name, []).append(value)
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if _is_literal(value):
+                places.setdefault(name, []).append(value)
+    return places
+
+
+def _is_literal(value: ast.expr) -> bool:
     try:
-        return import_module(name)
-    except ImportError:
-        raise LibraryMissing.of_extra(what_for, name.partition(".")[0], "data") from None
+        ast.literal_eval(value)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def _only(places: Mapping[str, list[ast.expr]], name: str) -> ast.expr:
+    found = places.get(name, [])
+    if not found:
+        there = ", ".join(sorted(places)) or "none"
+        raise ProblemError(f"the reference has no constant {name!r} to set (a line `{name} = 1`); it has: {there}")
+    if len(found) > 1:
+        lines = " and ".join(str(value.lineno) for value in found)
+        raise ProblemError(f"the reference sets the constant {name!r} on lines {lines}; set it once")
+    return found[0]
+
+
+Position = tuple[int, int]
+"""A line, counted from 1, and a column in UTF-8 bytes, as `ast` counts them; lines end at newlines only."""
+
+
+def _start(node: ast.expr) -> Position:
+    return node.lineno, node.col_offset
+
+
+def _end(node: ast.expr) -> Position:
+    assert node.end_lineno is not None and node.end_col_offset is not None, "a parsed expression has an end"
+    return node.end_lineno, node.end_col_offset
+
+
+def _edited(source: str, edits: Iterable[tuple[Position, Position, str]]) -> str:
+    """Put each text in place of what stands between two positions; no two edits overlap."""
+    encoded = source.encode()
+    starts = [0, *accumulate(len(line) + 1 for line in encoded.split(b"\n"))]
+    for (line, column), (last_line, last_column), text in sorted(edits, reverse=True):
+        start, end = starts[line - 1] + column, starts[last_line - 1] + last_column
+        encoded = encoded[:start] + text.encode() + encoded[end:]
+    return encoded.decode()

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from kernelwright.problems.record.problem import ProblemError
+from kernelwright.problems.problem import ProblemError
 
 PARSING = threading.Lock()
 """In Python 3.11 parsing counts its depth for the whole interpreter, and ends with a SystemError where another thread's

@@ -1,12 +1,79 @@
-"""The `Problem` record."""
+"""The `Problem` record, the base of all records, and the errors of what is read."""
 
 import hashlib
-from typing import Annotated, Literal
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import Field, JsonValue
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.value_families import ExcludedValues
+from kernelwright.problems.input_distributions import DISTRIBUTIONS
+
+
+class Record(BaseModel):
+    """A frozen, closed record: unknown fields are errors, and nothing changes after construction."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Fault(NamedTuple):
+    key: str
+    """Its place, as `table.entry.field`; empty for the whole."""
+    said: str
+
+
+def first_fault(error: ValidationError) -> Fault:
+    found = error.errors(include_url=False)[0]
+    return Fault(".".join(str(part) for part in found["loc"]), found["msg"])
+
+
+T = TypeVar("T")
+
+
+def read_table(path: Path, kind: type[T], what: str, error: type[Exception]) -> T:
+    """The table in a file as `kind`. Raises `error` with one sentence, in which `what` names the table."""
+    try:
+        return TypeAdapter(kind).validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as fault:
+        raise error(f"cannot read {what} {path} ({fault.strerror}); check the path") from fault
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+        raise error(f"{what} {path} is no valid TOML: {fault}; correct it") from fault
+    except ValidationError as fault:
+        key, said = first_fault(fault)
+        raise error(f"{what} {path}: {key or 'the whole'}: {said}; correct it") from fault
+
+
+class ProblemError(ValueError):
+    """A problem that cannot be had as asked. The message is one sentence for the user, with the remedy."""
+
+
+class LibraryMissing(Exception):
+    """A library that this installation lacks; the message is one sentence with the remedy."""
+
+    @classmethod
+    def of_extra(cls, what_for: str, package: str | None, extra: str) -> "LibraryMissing":
+        """Name the use, the package that it needs, and the extra of ours that brings it."""
+        return cls(f"{what_for} needs {package}; run pip install 'kernelwright[{extra}]'")
+
+
+def library(name: str, what_for: str) -> Any:
+    """The module, or `LibraryMissing`, which says what it is wanted for."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise LibraryMissing.of_extra(what_for, name.partition(".")[0], "data") from None
+
 
 PrecisionPolicy = Literal["strict", "tf32", "half"]
 OperatorPolicy = Literal["any", "no-library", "custom-only"]
@@ -15,11 +82,6 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 StatePolicy = Literal["free", "followed"]
 Format = Literal["kernelbench", "robust-kbench", "flashinfer", "sol-execbench", "kernelbot"]
 """Of other benchmarks, whose problems are read into ours."""
-
-
-class ProblemError(ValueError):
-    """A problem that cannot be had as asked. The message is one sentence for the user, with the remedy."""
-
 
 Bound = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 """Above 1 an element would be right whatever it is."""
@@ -57,6 +119,28 @@ class Tolerance(Record):
     """The tolerance of the benchmark that the problem comes from, if it states one; kept beside ours."""
     reason: str = ""
     """Why this problem departs from the defaults; must be given where it does."""
+
+
+def _known_distribution(name: str) -> str:
+    if name not in DISTRIBUTIONS:
+        *others, last = map(repr, DISTRIBUTIONS)
+        known = f"{', '.join(others)} or {last}"
+        raise PydanticCustomError("family", "Input should be {known}", {"known": known})
+    return name
+
+
+class ExcludedValues(Record):
+    """Families that lie outside of what a problem is defined for, such as negative values under a logarithm."""
+
+    without: tuple[Annotated[str, AfterValidator(_known_distribution)], ...] = ()
+    reason: str = ""
+    """Why; must be given where any family is left out."""
+
+    @model_validator(mode="after")
+    def _has_a_reason(self) -> Self:
+        if self.without and not self.reason.strip():
+            raise ValueError("[values] leaves families of values out; add its reason")
+        return self
 
 
 class Origin(Record):

@@ -1,4 +1,4 @@
-"""The families of input values that a problem is judged on beside its own draw: one entry of `FAMILIES` each. Pure.
+"""The input distributions that a problem is judged on besides its own draw: one entry of `DISTRIBUTIONS` each.
 
 A kernel that is right only on a pleasant distribution is wrong. Each family is there for a mistake that only it brings
 to light, which `tests/sandbox/correctness/test_lazy_kernels.py` has as data. Problems may leave families out, prompts
@@ -8,12 +8,7 @@ tell of them, and the judge makes their values; so torch is imported where a cha
 import math
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
-
-from pydantic import AfterValidator, model_validator
-from pydantic_core import PydanticCustomError
-
-from kernelwright.problems.record.base import Record
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -108,10 +103,10 @@ OUTLIER = 100
 """Times the largest magnitude that was drawn, or down to a half of that."""
 
 
-class ValueFamily(NamedTuple):
+class InputDistribution(NamedTuple):
     """One kind of change to all floating-point inputs."""
 
-    told: str
+    words: str
     """The words of the prompt for it; empty where prompts do not tell of it, as recorded ones do not."""
     change: Callable[["torch.Tensor"], object]
     """Made in place, on a copy of an input that has elements."""
@@ -157,46 +152,24 @@ def _outlier(x: "torch.Tensor") -> float:
     return min(OUTLIER * largest if 0 < largest < math.inf else OUTLIER, most(x.dtype))
 
 
-FAMILIES: dict[str, ValueFamily] = {
-    "scaled up by 8": ValueFamily("8 times as large", lambda x: x.mul_(UP)),
-    "scaled down by 1000": ValueFamily("a thousandth", lambda x: x.mul_(DOWN)),
-    "shifted by 100": ValueFamily("100 added", lambda x: x.add_(RAISED)),
-    "shifted below zero": ValueFamily("200 taken off", lambda x: x.sub_(LOWERED)),
-    "all negative": ValueFamily("all negative", lambda x: x.abs_().neg_()),
-    "with every other sign changed": ValueFamily("every other sign changed", lambda x: x.view(-1)[::2].neg_()),
-    "with ties": ValueFamily("rounded to halves, so with ties", lambda x: x.mul_(2).round_().div_(2)),
-    "with rows of zeros": ValueFamily("every third index of axis 0 zero", _zero_rows),
-    "of mixed magnitude": ValueFamily("axis 0 scaled from 1e-3 to 1e3 (fp16: 1e-2 to 1e2)", _mixed_magnitude),
-    "with outliers": ValueFamily(
+DISTRIBUTIONS: dict[str, InputDistribution] = {
+    "scaled up by 8": InputDistribution("8 times as large", lambda x: x.mul_(UP)),
+    "scaled down by 1000": InputDistribution("a thousandth", lambda x: x.mul_(DOWN)),
+    "shifted by 100": InputDistribution("100 added", lambda x: x.add_(RAISED)),
+    "shifted below zero": InputDistribution("200 taken off", lambda x: x.sub_(LOWERED)),
+    "all negative": InputDistribution("all negative", lambda x: x.abs_().neg_()),
+    "with every other sign changed": InputDistribution("every other sign changed", lambda x: x.view(-1)[::2].neg_()),
+    "with ties": InputDistribution("rounded to halves, so with ties", lambda x: x.mul_(2).round_().div_(2)),
+    "with rows of zeros": InputDistribution("every third index of axis 0 zero", _zero_rows),
+    "of mixed magnitude": InputDistribution("axis 0 scaled from 1e-3 to 1e3 (fp16: 1e-2 to 1e2)", _mixed_magnitude),
+    "with outliers": InputDistribution(
         "outliers of 50 to 100 times the largest magnitude where rows begin", lambda x: begin_far_out(x, _outlier(x))
     ),
-    "with heavy ends": ValueFamily(
+    "with heavy ends": InputDistribution(
         "rows that end 50 to 100 times above or below all other values", lambda x: end_far_out(x, OUTLIER)
     ),
-    "with few large values": ValueFamily("", lambda x: few_far_out(x, _outlier(x))),
+    "with few large values": InputDistribution("", lambda x: few_far_out(x, _outlier(x))),
 }
 """By name, which is what a problem calls it by, and a record."""
 GROWTH, OFFSET = 10**DECADES, LOWERED
 """No family takes a value beyond so many times the largest that was drawn, and so much more."""
-
-
-def _known(name: str) -> str:
-    if name not in FAMILIES:
-        *others, last = map(repr, FAMILIES)
-        known = f"{', '.join(others)} or {last}"
-        raise PydanticCustomError("family", "Input should be {known}", {"known": known})
-    return name
-
-
-class ExcludedValues(Record):
-    """Families that lie outside of what a problem is defined for, such as negative values under a logarithm."""
-
-    without: tuple[Annotated[str, AfterValidator(_known)], ...] = ()
-    reason: str = ""
-    """Why; must be given where any family is left out."""
-
-    @model_validator(mode="after")
-    def _has_a_reason(self) -> Self:
-        if self.without and not self.reason.strip():
-            raise ValueError("[values] leaves families of values out; add its reason")
-        return self
