@@ -9,7 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, StrictInt, StringConstraints, ValidationError, model_validator
 
-from kernelwright.problems.formats.collections import SEPARATOR, format_of, load_address, load_only
+from kernelwright.problems.formats import SEPARATOR, format_of, load_address, load_only
 from kernelwright.problems.formats.kernelbench import origin_of
 from kernelwright.problems.formats.reading import Unsupported, into_convention
 from kernelwright.problems.problem import (

@@ -5,17 +5,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kernelwright.problems.arithmetic import input_bytes
 from kernelwright.problems.formats.reading import (
     Collection,
     Entry,
-    ForeignReference,
     entry_of,
+    into_convention,
     json_lines,
-    read_reference,
     safe_name,
 )
-from kernelwright.problems.problem import Origin, ProblemError, library
-from kernelwright.problems.source import read_json, read_text
+from kernelwright.problems.problem import Origin, Problem, ProblemError, library
+from kernelwright.problems.source import check_reference, read_json, read_text, title_of
 
 LEVEL = re.compile(r"level_?(\d+)")
 FILE = re.compile(r"(\d+)_(.*)")
@@ -90,7 +90,17 @@ def _row_entry(where: str, row: object) -> Entry:
 
 def _entry(origin: Origin, stem: str, source: str, notes: tuple[str, ...] = ()) -> Entry:
     level = origin.id.partition("/")[0]
-    return read_reference(ForeignReference(origin, f"{level}_{safe_name(stem)}", level, source), notes)
+    tree = check_reference(source, origin.id)
+    source = into_convention(source, tree)
+    problem = Problem(
+        name=f"{level}_{safe_name(stem)}",
+        title=title_of(tree) or origin.title,
+        family=level,
+        size="file",
+        source=source,
+        origin=origin,
+    )
+    return Entry(id=origin.id, problem=problem, notes=notes, input_bytes=input_bytes(source))
 
 
 def _numbered_once(entries: Iterable[Entry]) -> Iterator[Entry]:

@@ -8,9 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kernelwright.problems.arithmetic import input_bytes
 from kernelwright.problems.problem import Format, Origin, Problem, ProblemError, Record, Tolerance, first_fault
-from kernelwright.problems.source import check_reference, title_of
 from kernelwright.problems.source_rewriting import gives_keywords, in_order, keyword_only, without_cuda
 
 
@@ -74,17 +72,6 @@ class Collection(NamedTuple):
     """What was found beside the problems and is not read."""
 
 
-class ForeignReference(NamedTuple):
-    """A reference in the KernelBench convention before it is looked at, with what its collection says of it."""
-
-    origin: Origin
-    name: str
-    family: str
-    source: str
-    title: str = ""
-    size: str = "file"
-
-
 def entry_of(origin: Origin, make: Callable[[], Entry]) -> Entry:
     """What `make` gives; where it raises, the entry that says why."""
     try:
@@ -93,17 +80,6 @@ def entry_of(origin: Origin, make: Callable[[], Entry]) -> Entry:
         return Entry(id=origin.id, status="unsupported", why=str(error))
     except ProblemError as error:
         return Entry(id=origin.id, status="broken", why=str(error))
-
-
-def read_reference(given: ForeignReference, notes: tuple[str, ...] = ()) -> Entry:
-    """The entry for a reference, put into our convention. Raises `ProblemError` and `Unsupported`."""
-    tree = check_reference(given.source, given.origin.id)
-    source = into_convention(given.source, tree)
-    title = given.title or title_of(tree) or given.origin.title or given.name
-    problem = Problem(
-        name=given.name, title=title, family=given.family, size=given.size, source=source, origin=given.origin
-    )
-    return Entry(id=given.origin.id, problem=problem, notes=notes, input_bytes=input_bytes(source))
 
 
 def into_convention(source: str, tree: ast.Module) -> str:
@@ -170,16 +146,12 @@ def write_collection(folder: Path, entries: Iterable[Entry]) -> dict[str, str]:
     index = []
     for entry in entries:
         if entry.problem is not None:
-            places[entry.id] = place_of(entry)
-            write_problem(folder / places[entry.id], entry.problem)
+            origin, place = entry.problem.origin, entry.problem.name
+            if origin is not None and origin.format == "kernelbench":
+                place = f"{entry.id.partition('/')[0]}/{safe_name(origin.title.removesuffix('.py'))}"
+            places[entry.id] = place
+            write_problem(folder / place, entry.problem)
         index.append(entry.model_dump(mode="json", exclude={"problem"}) | {"folder": places.get(entry.id)})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return places
-
-
-def place_of(entry: Entry) -> str:
-    assert entry.problem is not None and entry.problem.origin is not None
-    if entry.problem.origin.format == "kernelbench":
-        return f"{entry.id.partition('/')[0]}/{safe_name(entry.problem.origin.title.removesuffix('.py'))}"
-    return entry.problem.name

@@ -5,7 +5,7 @@ import pytest
 
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.problems import problem as libraries
-from kernelwright.problems.formats import LibraryMissing, format_of, read_collection
+from kernelwright.problems.formats import format_of, read_collection
 from kernelwright.problems.formats.flashinfer import changed_parameters
 from kernelwright.problems.source import parse
 from tests.support.foreign import (
@@ -120,7 +120,7 @@ def test_an_unknown_column_is_told_and_a_number_that_comes_twice_is_broken_the_s
 
 
 def test_a_missing_library_is_told_with_its_remedy(monkeypatch):
-    with pytest.raises(LibraryMissing, match=r"not_there.*'kernelwright\[data\]'"):
+    with pytest.raises(libraries.LibraryMissing, match=r"not_there.*'kernelwright\[data\]'"):
         libraries.library("not_there.at_all", "reading x.parquet")
 
 
