@@ -91,6 +91,16 @@ def _stored(targets: Iterable[ast.expr]) -> list[str]:
     return [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
 
 
+def imported_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The modules that import statements name, each with its line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=aliases):
+                yield from ((node.lineno, alias.name) for alias in aliases)
+            case ast.ImportFrom(module=str() as module):
+                yield node.lineno, module
+
+
 def bound_names(tree: ast.Module, without: frozenset[Kind] = frozenset()) -> list[str]:
     """Each name that the module's own level binds, once, in order; less those that are bound in the ways named only."""
     found = (binding.name for binding in bindings(top_level(tree)) if binding.kind not in without)
@@ -236,20 +246,9 @@ def lint_source(source: str) -> list[str]:
         tree = parse_module(source)
     except (SyntaxError, ValueError) as error:
         return [f"line {getattr(error, 'lineno', None) or 1}: does not parse as Python; correct it"]
-    return [f"line {line}: {remark}" for line, remark in sorted({*_imports(tree), *_calls(tree), *_draws(tree)})]
-
-
-def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=names):
-                modules = [alias.name for alias in names]
-            case ast.ImportFrom(module=str() as module):
-                modules = [module]
-            case _:
-                continue
-        roots = {module.split(".")[0] for module in modules}
-        yield from ((node.lineno, MODULES[root]) for root in roots & MODULES.keys())
+    imports = ((line, module.partition(".")[0]) for line, module in imported_modules(tree))
+    found = {(line, MODULES[root]) for line, root in imports if root in MODULES}
+    return [f"line {line}: {remark}" for line, remark in sorted({*found, *_calls(tree), *_draws(tree)})]
 
 
 def _calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -262,10 +261,12 @@ def _calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield call.lineno, remark
         if name.startswith(GENERATORS):
             yield call.lineno, GENERATOR
-        if "dropout" in _last(name).lower() and not evaluates and not _says_not_training(call):
+        is_off = any(one.arg == "training" and ast.unparse(one.value) == "False" for one in call.keywords)
+        if "dropout" in _last(name).lower() and not evaluates and not is_off:
             yield call.lineno, DROPOUT
         arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-        yield from ((argument.lineno, DEVICE) for argument in arguments if _is_cuda(argument))
+        constants = [one for one in arguments if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        yield from ((one.lineno, DEVICE) for one in constants if CUDA.fullmatch(str(one.value)))
 
 
 def _draws(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -273,17 +274,6 @@ def _draws(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if isinstance(function, ast.FunctionDef) and function.name == "forward":
             calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
             yield from ((call.lineno, DRAW) for call in calls if _last(_dotted(call.func)) in DRAWS)
-
-
-def _is_cuda(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and isinstance(value.value, str) and bool(CUDA.fullmatch(value.value))
-
-
-def _says_not_training(call: ast.Call) -> bool:
-    return any(
-        keyword.arg == "training" and isinstance(keyword.value, ast.Constant) and keyword.value.value is False
-        for keyword in call.keywords
-    )
 
 
 def _last(name: str) -> str:

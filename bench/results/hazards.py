@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.results.again import problem_of
 from bench.results.index import Kept, read_index
-from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.judge import memcheck
 from kernelwright.sandbox.judge.cuda_toolkit import SANITIZE, needed
 from kernelwright.sandbox.judge.judging import Judge

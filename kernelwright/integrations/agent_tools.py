@@ -17,7 +17,7 @@ from kernelwright.problems import Problem, ProblemError, catalog_names, load_pro
 from kernelwright.problems.source import reading_below
 from kernelwright.prompts import Target
 from kernelwright.prompts.rendering import fenced, trimmed
-from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.judge.given import is_file_name, shown
 from kernelwright.sandbox.machine.identity import needs_device
 from kernelwright.sandbox.pool.rewarding import Judging

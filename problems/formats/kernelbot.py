@@ -3,7 +3,6 @@
 Only read. The reference is `ref_kernel(data)` over what `generate_input(..., seed=...)` draws.
 """
 
-import ast
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from kernelwright.problems.formats.reading import (
     safe_name,
 )
 from kernelwright.problems.problem import Origin, Problem, ProblemError, library
-from kernelwright.problems.source import bound_names, parse, read_text
+from kernelwright.problems.source import bound_names, imported_modules, parse, read_text
 
 TASK, SUBMISSION, REFERENCE = "task.yml", "@SUBMISSION@", "reference.py"
 NEEDED = ("generate_input", "ref_kernel")
@@ -148,17 +147,9 @@ def _texts(task: Task, place: Path) -> dict[str, str]:
 
 def _needed(name: str, texts: dict[str, str], above: tuple[str, ...] = ()) -> list[str]:
     found: list[str] = []
-    for node in ast.walk(parse(texts[name], f"{name}.py")):
-        match node:
-            case ast.Import(names=aliases):
-                modules = [alias.name for alias in aliases]
-            case ast.ImportFrom(module=str() as module):
-                modules = [module]
-            case _:
-                continue
-        for module in modules:
-            if module in texts and module not in (*above, name):
-                found += [one for one in _needed(module, texts, (*above, name)) if one not in found]
+    for _, module in imported_modules(parse(texts[name], f"{name}.py")):
+        if module in texts and module not in (*above, name):
+            found += [one for one in _needed(module, texts, (*above, name)) if one not in found]
     return [*found, name]
 
 

@@ -19,7 +19,7 @@ from kernelwright.problems import Problem, ProblemError, catalog_names, load_pro
 from kernelwright.problems.loading import check_name
 from kernelwright.problems.problem import first_fault
 from kernelwright.problems.source import check_reference
-from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.machine.identity import ON_DEVICE
 from kernelwright.sandbox.pool.local import Ended, LineProcess
 from kernelwright.sandbox.pool.protocol import Work

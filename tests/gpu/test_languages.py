@@ -6,7 +6,7 @@ from bench.recorded import recorded_source
 from kernelwright.agent.providers.kinds.recorded import recorded_targets
 from kernelwright.problems import catalog_names
 from kernelwright.sandbox.authenticity.evidence import read_authenticity
-from kernelwright.sandbox.authenticity.languages import candidate_of, refuse
+from kernelwright.sandbox.authenticity.scan import candidate_of, refuse
 from kernelwright.sandbox.machine.identity import PACKAGES, package_version
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
 from kernelwright_child import driver

@@ -70,7 +70,7 @@ def judge(
         options.check_threads(threads)
         become_a_judge(threads)  # first of all: the process that it starts imports torch, which takes longest
     from kernelwright.problems import load_problem
-    from kernelwright.sandbox.authenticity.languages import candidate_of
+    from kernelwright.sandbox.authenticity.scan import candidate_of
     from kernelwright.sandbox.machine.identity import require_tools
 
     source = _source_in(read_text(candidate, "candidate file"), candidate)
