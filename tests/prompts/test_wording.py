@@ -72,26 +72,6 @@ def test_contract_tells_the_size_of_what_the_judge_changes():
     assert [words for words in sizes if words not in contract] == []
 
 
-@pytest.mark.parametrize(
-    ("target", "words"), [("cpp", "every thread"), ("cuda", "L2 cache is flushed"), ("triton", "Do not synchro")]
-)
-def test_contract_says_how_a_call_is_timed(target, words):
-    contract = text_of("contract", brief(target=target))
-    assert "fresh values" in contract
-    assert words in contract
-
-
-def test_contract_says_when_weights_are_copied_and_that_each_process_has_others():
-    contract = text_of("contract", brief())
-    assert "in each process once" in contract and "before the first call" in contract
-    assert "other weights" in contract
-
-
-def test_contract_states_the_target_versions():
-    contract = text_of("contract", brief(target="cuda", versions=OLD_VERSIONS))
-    assert "Python 3.8" in contract and "PyTorch 1.13" in contract and "CUDA 11.7" in contract
-
-
 @pytest.mark.parametrize("target", ["cpp", "cuda"])
 def test_only_pytorch_with_the_option_is_told_of_no_implicit_headers(target):
     assert "no_implicit_headers=True" in text_of("example", brief(target=target))
@@ -161,11 +141,6 @@ def test_given_directive_takes_the_place_of_the_default(role):
 
 def test_proposing_again_asks_for_another_approach():
     assert "an approach that differs" in text_of("directive", brief(history=HISTORY))
-
-
-def test_history_puts_each_attempt_on_one_line():
-    rows = [line for line in text_of("history", brief("improve")).splitlines() if re.match(r"\| \d", line)]
-    assert [row.count("|") for row in rows] == [8, 8, 8]
 
 
 def test_source_with_fences_inside_is_fenced_by_a_longer_fence():
