@@ -1,7 +1,4 @@
-"""What a text says in numbers: expressions with their values, and how much memory a problem's inputs need at least.
-
-Known before anything is run.
-"""
+"""Values of expressions, and a lower bound of the memory of a problem's inputs; nothing is run."""
 
 import ast
 import itertools
@@ -115,9 +112,9 @@ ITEM_BYTES = {
 
 
 def input_bytes(source: str) -> int:
-    """The bytes of the tensors that `get_inputs` is seen to make: a lower bound, 0 where nothing can be seen.
+    """Count the bytes of the tensors that `get_inputs` visibly makes: a lower bound, 0 where none is visible.
 
-    Seen are calls such as `torch.randn(BATCH, 4 * N)` whose sizes follow from constants of the module and of the
+    Visible are calls such as `torch.randn(BATCH, 4 * N)` whose sizes follow from constants of the module and of the
     function; each counts once, also inside a loop.
     """
     try:

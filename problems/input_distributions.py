@@ -1,8 +1,8 @@
 """The input distributions that a problem is judged on besides its own draw: one entry of `DISTRIBUTIONS` each.
 
-A kernel that is right only on a pleasant distribution is wrong. Each family is there for a mistake that only it brings
-to light, which `tests/sandbox/correctness/test_lazy_kernels.py` has as data. Problems may leave families out, prompts
-tell of them, and the judge makes their values; so torch is imported where a change is made, and not to read a problem.
+A kernel that is correct only on a pleasant distribution is wrong. Each entry reveals a mistake that no other does: see
+`tests/sandbox/correctness/test_lazy_kernels.py`. Problems may exclude entries, prompts describe them, and the judge
+makes their values. So torch is imported where a change is made, and not to read a problem.
 """
 
 import math
@@ -20,14 +20,14 @@ BLOCK = 256
 SECRET = secrets.randbits(62)
 """Of this process: the same values are changed alike in it, and a candidate's process does not know it."""
 LAST = 4
-"""The last element of all is so many times as far out as the others."""
+"""Factor by which the very last element lies farther out than the others."""
 
 
 def begin_far_out(x: "torch.Tensor", size: float) -> None:
     """In the second half, so that no sample of the first rows shows them: every other row begins with an outlier.
 
-    So does an index of axis 0, which is what a norm over several axes takes for a row. None stands elsewhere: a norm's
-    weight there could make one so much larger than those that begin a row that it hides what is wrong with them.
+    So does an index of axis 0, which a norm over several axes takes for a row. There are none elsewhere: a norm's
+    weight could make one so large that it hides errors at the beginning of a row.
     """
     rows = _rows(x)
     _set_magnitude(rows[len(rows) // 2 :: 2, 0], size)
@@ -36,7 +36,7 @@ def begin_far_out(x: "torch.Tensor", size: float) -> None:
 
 
 def _set_magnitude(some: "torch.Tensor", size: float) -> None:
-    """From a half of it to the whole: what an outlier does to rounding differs with the bits of its fraction."""
+    """Set magnitudes from `size / 2` to `size`: the effect of an outlier on rounding depends on its fraction's bits."""
     import torch
 
     sizes = torch.linspace(size / 2, size, len(some), dtype=torch.float64, device=some.device)
@@ -86,7 +86,7 @@ def few_far_out(x: "torch.Tensor", size: float) -> None:
 
 
 def _rows(x: "torch.Tensor") -> "torch.Tensor":
-    """As a matrix whose rows are as many of the last axes as it takes for `ROW` elements."""
+    """View it as a matrix whose rows hold at least `ROW` elements: as many of the last axes as needed."""
     width = 1
     for size in reversed(x.shape):
         width *= size
@@ -104,16 +104,16 @@ OUTLIER = 100
 
 
 class InputDistribution(NamedTuple):
-    """One kind of change to all floating-point inputs."""
+    """A change to all floating-point inputs."""
 
     words: str
-    """The words of the prompt for it; empty where prompts do not tell of it, as recorded ones do not."""
+    """Its description in prompts; empty where prompts do not mention it, as recorded ones do not."""
     change: Callable[["torch.Tensor"], object]
     """Made in place, on a copy of an input that has elements."""
 
 
 def most(dtype: "torch.dtype") -> float:
-    """No family takes a value beyond this, unless the problem draws such itself: its square is finite.
+    """The largest value of any distribution, unless the problem draws larger ones itself: its square is finite.
 
     256 in float16, about 1e19 in bfloat16 and float32.
     """
@@ -123,7 +123,7 @@ def most(dtype: "torch.dtype") -> float:
 
 
 def largest_magnitude(x: "torch.Tensor") -> float:
-    """Without a tensor of its own; NaN where there is one."""
+    """The largest magnitude, without a temporary tensor; NaN where there is one."""
     import torch
 
     low, high = torch.aminmax(x)
@@ -170,6 +170,6 @@ DISTRIBUTIONS: dict[str, InputDistribution] = {
     ),
     "with few large values": InputDistribution("", lambda x: few_far_out(x, _outlier(x))),
 }
-"""By name, which is what a problem calls it by, and a record."""
+"""By the name that problems and records use."""
 GROWTH, OFFSET = 10**DECADES, LOWERED
-"""No family takes a value beyond so many times the largest that was drawn, and so much more."""
+"""No distribution has a value beyond `GROWTH` times the largest that was drawn, plus `OFFSET`."""

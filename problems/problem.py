@@ -29,7 +29,7 @@ class Record(BaseModel):
 
 class Fault(NamedTuple):
     key: str
-    """Its place, as `table.entry.field`; empty for the whole."""
+    """Its path, as `table.entry.field`; empty for the complete record."""
     said: str
 
 
@@ -48,10 +48,10 @@ def read_table(path: Path, kind: type[T], what: str, error: type[Exception]) -> 
     except OSError as fault:
         raise error(f"cannot read {what} {path} ({fault.strerror}); check the path") from fault
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-        raise error(f"{what} {path} is no valid TOML: {fault}; correct it") from fault
+        raise error(f"{what} {path} is not valid TOML: {fault}; correct it") from fault
     except ValidationError as fault:
         key, said = first_fault(fault)
-        raise error(f"{what} {path}: {key or 'the whole'}: {said}; correct it") from fault
+        raise error(f"{what} {path}: {key or 'the file'}: {said}; correct it") from fault
 
 
 class ProblemError(ValueError):
@@ -68,7 +68,7 @@ class LibraryMissing(Exception):
 
 
 def library(name: str, what_for: str) -> Any:
-    """The module, or `LibraryMissing`, which says what it is wanted for."""
+    """Import a module; `LibraryMissing` with the purpose where it is not installed."""
     try:
         return import_module(name)
     except ImportError:
@@ -81,7 +81,7 @@ Direction = Literal["forward", "backward", "both"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 StatePolicy = Literal["free", "followed"]
 Format = Literal["kernelbench", "robust-kbench", "flashinfer", "sol-execbench", "kernelbot"]
-"""Of other benchmarks, whose problems are read into ours."""
+"""Benchmarks whose problems can be read."""
 
 Bound = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 """Above 1 an element would be right whatever it is."""
@@ -116,7 +116,7 @@ class Tolerance(Record):
     of the factor.
     """
     stated: StatedTolerance | None = None
-    """The tolerance of the benchmark that the problem comes from, if it states one; kept beside ours."""
+    """The tolerance of the benchmark that the problem comes from, if it states one; kept next to ours."""
     reason: str = ""
     """Why this problem departs from the defaults; must be given where it does."""
 
@@ -130,11 +130,11 @@ def _known_distribution(name: str) -> str:
 
 
 class ExcludedValues(Record):
-    """Families that lie outside of what a problem is defined for, such as negative values under a logarithm."""
+    """Input distributions that a problem is not defined for, such as negative values under a logarithm."""
 
     without: tuple[Annotated[str, AfterValidator(_known_distribution)], ...] = ()
     reason: str = ""
-    """Why; must be given where any family is left out."""
+    """The justification; required where any is excluded."""
 
     @model_validator(mode="after")
     def _has_a_reason(self) -> Self:
@@ -177,15 +177,15 @@ class Problem(Record):
     """Whether buffers that forward changes, such as running statistics, must change as the reference's do."""
     tolerance: Tolerance = Tolerance()
     values: ExcludedValues = ExcludedValues()
-    """Which families of input values it is not judged on."""
+    """Input distributions that it is not judged on."""
     origin: Origin | None = None
     """None for a problem that was written for us."""
 
     @property
     def record(self) -> str:
-        """The whole as JSON, as it is stored under `digest`.
+        """The problem as JSON, as it is stored under `digest`.
 
-        A field that came later stands in it where it says something, so that older records keep their digests.
+        A field of `LATER` is left out where it has its default, so that older records keep their digests.
         """
         silent = {name for name in LATER if getattr(self, name) == type(self).model_fields[name].default}
         return self.model_dump_json(exclude=silent)

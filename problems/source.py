@@ -22,7 +22,7 @@ def parse_module(source: str, filename: str = "<unknown>") -> ast.Module:
     if "\0" in source:
         line = source.count("\n", 0, source.index("\0")) + 1
         text = source.split("\n", line)[line - 1]
-        raise SyntaxError("Python text can not hold null bytes", (filename, line, None, text))
+        raise SyntaxError("Python text cannot hold null bytes", (filename, line, None, text))
     with PARSING:
         return ast.parse(source, filename=filename)
 
@@ -214,7 +214,7 @@ CLOCK = "reads the clock, so two runs would differ; leave it out"
 DROPOUT = "drops values at random: only what draws alike is right; call eval() in the constructor, or leave it out"
 DRAW = "draws random values in forward, so only what draws alike is right; draw them in get_inputs"
 
-GENERATOR = "draws with a generator that the judge does not seed, so a run can not be repeated; draw with torch"
+GENERATOR = "draws with a generator that the judge does not seed, so a run cannot be repeated; draw with torch"
 GENERATORS = ("np.random.", "numpy.random.", "random.", "os.urandom", "secrets.")
 
 MODULES = {"socket": NETWORK, "urllib": NETWORK, "http": NETWORK, "requests": NETWORK, "time": CLOCK, "datetime": CLOCK}
@@ -281,7 +281,7 @@ def _last(name: str) -> str:
 
 
 def _dotted(node: ast.expr) -> str:
-    """`torch.hub.load` as it is written; what is no name (a call's result, say) is written as `?`."""
+    """`torch.hub.load` as it is written; any other expression (a call's result, say) is written as `?`."""
     match node:
         case ast.Name(id=name):
             return name

@@ -86,7 +86,7 @@ def keyword_only(tree: ast.Module) -> dict[str, bool]:
 
 
 def gives_keywords(tree: ast.Module) -> bool:
-    """Whether `get_init_inputs` is seen to return a dict, whose items the judge gives by keyword."""
+    """Whether `get_init_inputs` visibly returns a dict, whose items the judge passes by keyword."""
     function, dicts = _function(tree, "get_init_inputs"), _dicts(tree)
     returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)] if function else []
     return bool(returns) and all(value is not None and _may_be_dict(value, dicts) for value in returns)
@@ -97,7 +97,7 @@ def _function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
 
 
 def _plain(function: ast.FunctionDef, dicts: set[str]) -> bool:
-    """Whether every return is a list or tuple, written out, that can not be one of positions and a dict."""
+    """Whether every return is a list or tuple, written out, that cannot be one of positions and a dict."""
     returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
     return bool(returns) and all(
         isinstance(value, ast.List | ast.Tuple)
@@ -213,7 +213,7 @@ def _end(node: ast.expr) -> Position:
 
 
 def _edited(source: str, edits: Iterable[tuple[Position, Position, str]]) -> str:
-    """Put each text in place of what stands between two positions; no two edits overlap."""
+    """Put each text in place of the text between two positions; no two edits overlap."""
     encoded = source.encode()
     starts = [0, *accumulate(len(line) + 1 for line in encoded.split(b"\n"))]
     for (line, column), (last_line, last_column), text in sorted(edits, reverse=True):

@@ -1,6 +1,6 @@
-"""What we say to a model: a `Brief` goes in, a `Prompt` made of named sections comes out.
+"""Prompts: a `Brief` goes in, a `Prompt` made of named sections comes out.
 
-The words stand in `templates/`, one jinja2 file for each section, rendered with `StrictUndefined`; worked examples in
+The words are in `templates/`, one jinja2 file for each section, rendered with `StrictUndefined`; worked examples in
 `examples/` are real files that build and run; device figures are data. This package talks to no model, reads no
 machine and runs no candidate.
 """

@@ -14,7 +14,7 @@ from kernelwright.problems.problem import Record
 from kernelwright.prompts.devices import DeviceSheet
 
 Role = Literal["propose", "repair", "improve", "tune", "plan", "critique", "reflect"]
-"""What a step does. The first three ask for a candidate. `tune` asks nobody: it changes constants that a candidate
+"""Roles of a step. The first three ask for a candidate. `tune` asks nobody: it changes constants that a candidate
 declares. The last three ask for words: ideas to try, what is wrong with an attempt, what the attempts teach."""
 
 VERSION = r"^\d+\.\d+(\.\d+)?$"
@@ -86,11 +86,11 @@ class Baselines(Record):
     times: tuple[str, ...] = ()
     """Of PyTorch: eager under the problem's policy and as it ships, torch.compile."""
     roofline: tuple[str, ...] = ()
-    """The least that bytes and operations take, and what a plain copy of as many bytes does."""
+    """Lower bounds from bytes and operations, and the time of a plain copy of as many bytes."""
 
 
 class Brief(Record):
-    """What to ask for, in one step of a search."""
+    """A request for one step of a search."""
 
     problem: Problem
     target: Target
@@ -105,7 +105,7 @@ class Brief(Record):
     left_out: int = 0
     """Attempts that the history leaves out for want of room."""
     lessons: tuple[str, ...] = ()
-    """What a reflection on earlier attempts said."""
+    """Conclusions of a reflection on earlier attempts."""
 
     @property
     def best_ms(self) -> float | None:

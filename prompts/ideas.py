@@ -1,7 +1,7 @@
 """Which ideas and snippets fit a problem, from traits that its reference shows. It is not run.
 
-Ideas are named approaches that a step can be told to try (`data/ideas.toml`). Snippets are parts of the programs in
-`snippets`, which check themselves on a GPU: what stands between `// snippet: begin NAME` and `// snippet: end`, word
+Ideas are named approaches that a step can be asked to try (`data/ideas.toml`). Snippets are parts of the programs in
+`snippets`, which check themselves on a GPU: the text between `// snippet: begin NAME` and `// snippet: end`, word
 for word. `data/snippets.toml` says which problem, device and step are shown one.
 """
 

@@ -15,7 +15,7 @@ NORMALISATIONS = {
     for kind in ("Batch", "Instance")
     for dimensions in ("1d", "2d", "3d")
 } | {"SyncBatchNorm": (4, True)}
-"""By layer, the place and the default of `track_running_stats`; without them no mode changes what it does."""
+"""By layer, the place and the default of `track_running_stats`; without tracking it does the same in both modes."""
 DROPOUTS = dict.fromkeys(
     ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"), (0, "p", 0.5)
 ) | {
@@ -49,9 +49,9 @@ class Mode(NamedTuple):
     """How the layers of a reference that depend on it are called; names as the source writes them, each once."""
 
     is_training: bool = True
-    """Of the module as a whole."""
+    """The mode of the module itself."""
     batch: tuple[str, ...] = ()
-    """Normalisations that take their statistics from the batch and keep running ones beside."""
+    """Normalisations that take their statistics from the batch and keep running ones too."""
     running: tuple[str, ...] = ()
     """Those that take their running statistics."""
     drawing: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Mode(NamedTuple):
 
 
 def mode_of(source: str) -> Mode:
-    """The mode of a reference's `Model`; one that does not matter where the source has none or can not be parsed."""
+    """The mode of a reference's `Model`; one that does not matter where the source has none or cannot be parsed."""
     try:
         tree = parse_module(source)
     except SyntaxError:

@@ -28,12 +28,12 @@ CODE_ROLES: frozenset[Role] = frozenset({"propose", "repair", "improve"})
 WORD_ROLES: frozenset[Role] = frozenset({"plan", "critique", "reflect"})
 EVERY_ROLE = CODE_ROLES | WORD_ROLES
 WANTED = 3
-"""So many ideas or rules are asked for at once."""
+"""Ideas or rules that are asked for at once."""
 CONTINUATION_LINES = 40
 MOST_TOKENS = 8_900
-"""Of a whole prompt: what the other sections leave of it is the room for explained instructions."""
+"""Limit of a complete prompt; the other sections leave the rest for snippets."""
 HEAD_TOKENS = 80
-"""Of that section besides its parts."""
+"""Of the section of snippets without these."""
 
 
 class Slot(NamedTuple):

@@ -24,7 +24,7 @@ RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 def select(entries: Iterable[Entry], selection: str) -> list[Entry]:
     """The entries that a selection names, in its order, each once; all for an empty one.
 
-    A word is an id, a group of ids (what stands before `/`), a name, or a pattern with `*`; numbers in brackets choose
+    A word is an id, a group of ids (the part before `/`), a name, or a pattern with `*`; numbers in brackets choose
     from a group by number, ranges with both ends. Raises `ProblemError` for what is not there.
     """
     there = list(entries)
@@ -45,7 +45,7 @@ def _parts(selection: str) -> list[tuple[str, str | None]]:
         found.append((match[1].strip(), match[2]))
         at = match.end()
     if at != len(selection) or selection.endswith(","):
-        raise ProblemError(f"the selection {selection!r} can not be read; write it like level1[3,7,10-20],level2")
+        raise ProblemError(f"the selection {selection!r} cannot be read; write it like level1[3,7,10-20],level2")
     return found
 
 
@@ -70,7 +70,7 @@ def _numbered(entries: list[Entry], group: str, numbers: str) -> list[Entry]:
     for part in numbers.split(","):
         match = RANGE.fullmatch(part.strip())
         if not match or int(match[2] or match[1]) < int(match[1]):
-            raise ProblemError(f"{part.strip()!r} in {group}[{numbers}] is no number or range; write 7 or 10-20")
+            raise ProblemError(f"{part.strip()!r} in {group}[{numbers}] is not a number or range; write 7 or 10-20")
         first, last = int(match[1]), int(match[2] or match[1])
         here = [
             by_number[str(number)] for number in range(first, min(last, first + 10**5) + 1) if str(number) in by_number
@@ -128,7 +128,7 @@ def read_collection(path: Path) -> Collection:
 
 
 def find_collection(name: str) -> Path:
-    """Where a collection lies: a path, or a format's name, found by an environment variable or in a folder of its name.
+    """Find a collection: a path, or a format's name, by an environment variable or in a folder of its name.
 
     The variable is `KERNELWRIGHT_` and the name in capitals, such as `KERNELWRIGHT_KERNELBENCH`.
     """
@@ -149,7 +149,7 @@ def find_collection(name: str) -> Path:
 def addresses(suite: str) -> tuple[str, ...]:
     """The addresses of a selection `COLLECTION:SELECTION`, such as `kernelbench:level1[3,7,10-20]`.
 
-    Raises `ProblemError`, also where a chosen problem can not be judged.
+    Raises `ProblemError`, also where a chosen problem cannot be judged.
     """
     path, chosen = _chosen(suite)
     for entry in chosen:
@@ -159,7 +159,7 @@ def addresses(suite: str) -> tuple[str, ...]:
 
 
 def left_out(suite: str) -> dict[str, Entry]:
-    """By address, what the same selection names and `addresses` leaves out: each entry's `status` and `why` tell."""
+    """By address, the entries of the same selection that `addresses` leaves out, with their `status` and `why`."""
     path, chosen = _chosen(suite)
     return {f"{path}{SEPARATOR}{entry.id}": entry for entry in chosen if entry.problem is None}
 
@@ -171,7 +171,7 @@ def _chosen(suite: str) -> tuple[Path, list[Entry]]:
 
 
 def load_address(address: str) -> Problem:
-    """The problem at `PATH::ID`; `ProblemError` with the reason where it can not be judged."""
+    """The problem at `PATH::ID`; `ProblemError` with the reason where it cannot be judged."""
     place, _, wanted = address.rpartition(SEPARATOR)
     path = Path(place)
     entries = _reading(path, _changed(path)).entries
@@ -199,7 +199,7 @@ def _reading(path: Path, changed: float) -> Collection:
 
 
 def _changed(path: Path) -> float:
-    """When a file or a folder of a collection was last changed, so that what was read is not read again."""
+    """The last change of a file or folder of a collection, so that an unchanged one is not read again."""
     if not path.is_dir():
         return path.stat().st_mtime if path.exists() else 0.0
     return max((file.stat().st_mtime for file in path.rglob("*")), default=0.0)

@@ -227,7 +227,7 @@ def source_of(call: SizedDefinition) -> str:
     for kind, specs in (("input", definition.inputs), ("output", definition.outputs)):
         for name, spec in specs.items():
             if not name.isidentifier():
-                raise ProblemError(f"{definition.name}: the {kind} {name!r} is no name for a parameter; rename it")
+                raise ProblemError(f"{definition.name}: the {kind} {name!r} is not a name for a parameter; rename it")
             if spec.dtype not in (*FLOATS, *INTEGERS, "bool"):
                 raise Unsupported(f"{kind} {name} is {spec.dtype}, which the judge does not draw or compare")
     entry = definition.custom_inputs_entrypoint
@@ -349,7 +349,7 @@ def read_definitions(root: Path) -> Collection:
 
 
 def _workloads(path: Path, definition: Definition) -> tuple[Format, list[Workload | str]]:
-    """Those that lie where either benchmark keeps them; without any, the one that a definition of constants has."""
+    """Read them from where either benchmark keeps them; without any, a definition of constants has one."""
     beside = path.parent / "workload.jsonl"
     places = [beside] if path.name == "definition.json" else _trace_files(path)
     found: list[Workload | str] = []
@@ -399,7 +399,7 @@ def _origin(definition: Definition, workload: Workload, kind: Format) -> Origin:
 
 
 def _short_ids(uuids: list[str]) -> dict[str, str]:
-    """The first letters of each, or a digest where those do not tell them apart."""
+    """The first letters of each, or a digest where those are not unique."""
     short = {uuid: safe_name(uuid)[:SHORT_ID] for uuid in uuids}
     taken = list(short.values())
     return {

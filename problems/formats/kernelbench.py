@@ -51,7 +51,7 @@ def read_tree(root: Path) -> Collection:
         numbered = [path for path in files if FILE.fullmatch(path.stem)]
         strangers += [str(path) for path in files if not FILE.fullmatch(path.stem)]
         entries += [_file_entry(path) for path in sorted(numbered, key=lambda path: _number(FILE, path.stem))]
-    notes = tuple(f"{path} bears no number, so it is no problem of a level" for path in strangers)
+    notes = tuple(f"{path} has no number, so it is not a problem of a level" for path in strangers)
     return Collection("kernelbench", tuple(_numbered_once(entries)), notes)
 
 
@@ -70,7 +70,7 @@ def read_rows(path: Path) -> Collection:
 
 def _row_entry(where: str, row: object) -> Entry:
     if not isinstance(row, dict):
-        return Entry(id=where, status="broken", why="the line is no JSON object; give one object a line")
+        return Entry(id=where, status="broken", why="the line is not a JSON object; give one object a line")
     missing = [column for column in COLUMNS if row.get(column) is None]
     if missing:
         return Entry(
@@ -79,7 +79,7 @@ def _row_entry(where: str, row: object) -> Entry:
     try:
         level, number = int(str(row["level"]).removeprefix("level").lstrip("_")), int(row["problem_id"])
     except ValueError:
-        return Entry(id=where, status="broken", why=f"level {row['level']!r} or problem_id is no number")
+        return Entry(id=where, status="broken", why=f"level {row['level']!r} or problem_id is not a number")
     name = str(row["name"])
     title = name if name.endswith(".py") else f"{name}.py"
     stem = name.removesuffix(".py") if FILE.fullmatch(name.removesuffix(".py")) else f"{number}_{name}"

@@ -1,4 +1,4 @@
-"""What reading a foreign collection gives: one entry a problem, with the problem or the reason why there is none."""
+"""Entries of a foreign collection, each with its problem or a reason; and writing them as our own problems."""
 
 import ast
 import json
@@ -37,39 +37,39 @@ class Foreign(BaseModel):
 
 
 def fault_of(error: ValidationError) -> str:
-    """The first of pydantic's faults: where, and what should stand there."""
+    """Describe the first of pydantic's faults: its path, and the expected value."""
     key, said = first_fault(error)
-    return f"{key or 'the whole'}: {said[0].lower()}{said[1:]}; correct it"
+    return f"{key or 'the record'}: {said[0].lower()}{said[1:]}; correct it"
 
 
 def first_line(text: str) -> str:
-    """The first line of a text, as it can stand in a docstring; empty for a blank text."""
+    """The first line of a text, as it can be put into a docstring; empty for a blank text."""
     return text.strip().splitlines()[0].replace("\\", "/").replace('"', "'") if text.strip() else ""
 
 
 class Unsupported(Exception):
-    """A sound problem that asks for what the judge can not do; the message is a clause that says what."""
+    """A sound problem that needs more than the judge can do; the message is a clause that names it."""
 
 
 class Entry(Record):
     id: str
     """As its collection names it: `level1/3`, `DEFINITION/WORKLOAD`."""
     problem: Problem | None = None
-    """None where it can not be judged; then `status` and `why` say so."""
+    """None where it cannot be judged; see `status` and `why`."""
     status: Literal["read", "unsupported", "broken"] = "read"
     """`unsupported`: sound, but more than the judge can do. `broken`: not what its format asks for."""
     why: str = ""
     notes: tuple[str, ...] = ()
     """Fields that were found and are not known, or known and not used."""
     input_bytes: int = 0
-    """What the inputs need at least, as far as the text tells."""
+    """A lower bound of the inputs' memory, from the text."""
 
 
 class Collection(NamedTuple):
     format: Format
     entries: tuple[Entry, ...]
     notes: tuple[str, ...] = ()
-    """What was found beside the problems and is not read."""
+    """Files that are not read."""
 
 
 def entry_of(origin: Origin, make: Callable[[], Entry]) -> Entry:
@@ -140,7 +140,7 @@ def write_collection(folder: Path, entries: Iterable[Entry]) -> dict[str, str]:
     """Write every problem of a collection; by id, the name of its folder within.
 
     A problem of KernelBench goes to `level1/3_Name`, so that its candidates are found by level and number.
-    `import.json` holds every entry with its notes, also those that can not be judged and why.
+    `import.json` holds every entry with its notes, also those that cannot be judged and why.
     """
     places: dict[str, str] = {}
     index = []

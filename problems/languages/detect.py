@@ -1,6 +1,6 @@
-"""The language that a candidate's kernels are written in, told from the source. Nothing is run.
+"""The language that a candidate's kernels are written in, recognised in the source. Nothing is run.
 
-It is no defence: what rules on text find, text can hide.
+This is not a defence: rules on text can be evaded.
 """
 
 import ast

@@ -16,19 +16,19 @@ class Package(NamedTuple):
 
     distribution: str
     module: str
-    """What stands for it on disk; nothing of it is imported, since it is large and may ask for a device at once."""
+    """The module that shows whether it is installed. It is not imported: it is large and may need a device."""
     requirement: str
-    """What `pip install` is asked for."""
+    """The argument of `pip install`."""
     used: re.Pattern[str]
-    """What in a source says that the package's version can change what the source builds to."""
+    """A mark of sources whose build depends on the package's version."""
     torch_since: tuple[str, str] | None = None
-    """From which of its versions on it needs which torch, where it does not tell pip so."""
+    """From which of its versions on it needs which torch, where pip does not know."""
     headers: tuple[str, str] | None = None
     """The folder within the module that is to be on the include path, and a header that proves it is there."""
 
 
 class Language(NamedTuple):
-    """A language that candidates are written in. What it does not need keeps its default."""
+    """A language that candidates are written in. Fields that it does not need keep their defaults."""
 
     name: str
     words: str
@@ -43,9 +43,9 @@ class Language(NamedTuple):
     examples: tuple[Example, ...] = ()
     """Newest first: the first that the asked PyTorch can run is shown. Without any, no prompt asks for the language."""
     imports: str = "torch"
-    """What an answer may import besides the standard library, as words."""
+    """Modules that an answer may import besides the standard library, as words."""
     compiled_by: Literal["load_inline", "asking", "calling"] | None = "load_inline"
-    """What compiles a kernel: torch's loader, the `compile` of the language's module, or the first call."""
+    """The compiler of a kernel: torch's loader, the `compile` of the language's module, or the first call."""
     is_cuda: bool = False
     """Whether kernels are written in CUDA C++, so that what prompts say of its instructions holds."""
     shows_snippets: bool = False
@@ -56,7 +56,7 @@ class Language(NamedTuple):
     marks: frozenset[str] = frozenset()
     """Names of that module one of which a source has that makes a kernel."""
     include: re.Pattern[str] | None = None
-    """What tells CUDA sources in it from plain CUDA C++."""
+    """A mark of its sources among those of plain CUDA C++."""
     decorators: tuple[frozenset[str], ...] = ()
     """Words that together in a decorator make a function a kernel of the candidate's own."""
     bodies: frozenset[str] = frozenset()
@@ -74,4 +74,4 @@ class Language(NamedTuple):
     kernelbench: str = ""
     """The `backend` under which KernelBench's evaluator takes a candidate; empty where it has none."""
     flashinfer: str = ""
-    """What FlashInfer-Trace and SOL-ExecBench call it; empty where a solution counts as plain Python or PyTorch."""
+    """Its name in FlashInfer-Trace and SOL-ExecBench; empty where a solution counts as plain Python or PyTorch."""

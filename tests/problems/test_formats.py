@@ -94,10 +94,10 @@ def test_workloads_are_cut_at_newlines_alone(tmp_path, letter):
 
 
 BAD_ROWS = {
-    "no JSON": ("{", "no JSON object"),
-    "a list": ("[1]", "no JSON object"),
+    "no JSON": ("{", "JSON object"),
+    "a list": ("[1]", "JSON object"),
     "a missing column": (json.dumps({"level": 1, "name": "x", "problem_id": 1}), "no code"),
-    "a level in words": (json.dumps(rows()[0] | {"level": "easy"}), "no number"),
+    "a level in words": (json.dumps(rows()[0] | {"level": "easy"}), "not a number"),
     "broken code": (json.dumps(rows()[0] | {"code": "def ("}), "syntax error"),
 }
 
@@ -181,7 +181,7 @@ NOT_IN_ORDER = {
     "a missing axis": ({}, {"axes": {}}, "broken", "axis 'rows' has no size"),
     "an undefined axis": ({"outputs": {"y": {"shape": ["depth"], "dtype": "float32"}}} , {}, "broken", "'depth'"),
     "a parameter that is none": (
-        {"inputs": {"x y": {"shape": ["rows"], "dtype": "float32"}}}, {}, "broken", "no name for a parameter",
+        {"inputs": {"x y": {"shape": ["rows"], "dtype": "float32"}}}, {}, "broken", "parameter",
     ),
     "a custom input without its function": (
         {}, {"inputs": {"x": {"type": "custom"}}}, "broken", "custom_inputs_entrypoint",
