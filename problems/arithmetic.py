@@ -150,15 +150,17 @@ def _constants(statements: Iterable[ast.stmt], known: dict[str, Value]) -> dict[
 
 
 def _bytes(call: ast.Call, names: dict[str, Value]) -> int:
-    match call.func:
-        case ast.Attribute(value=ast.Name(id="torch"), attr=maker):
-            pass
-        case _:
-            return 0
+    if not (isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "torch"):
+        return 0
+    maker = call.func.attr
     shape = _shape(call, maker, names)
     if shape is None or not all(isinstance(size, int) and size >= 0 for size in shape):
         return 0
-    return math.prod(shape) * _item_bytes(call, "int64" if maker in ("randint", "randperm") else "float32")
+    dtype = "int64" if maker in ("randint", "randperm") else "float32"
+    for keyword in call.keywords:
+        if keyword.arg == "dtype" and isinstance(keyword.value, ast.Attribute):
+            dtype = keyword.value.attr
+    return math.prod(shape) * ITEM_BYTES.get(dtype, 4)
 
 
 def _shape(call: ast.Call, maker: str, names: dict[str, Value]) -> tuple[Value, ...] | None:
@@ -180,10 +182,3 @@ def _shape(call: ast.Call, maker: str, names: dict[str, Value]) -> tuple[Value, 
     for value in values:
         flat += value if isinstance(value, tuple) else (value,)
     return tuple(flat)
-
-
-def _item_bytes(call: ast.Call, default: str) -> int:
-    for keyword in call.keywords:
-        if keyword.arg == "dtype" and isinstance(keyword.value, ast.Attribute):
-            default = keyword.value.attr
-    return ITEM_BYTES.get(default, 4)

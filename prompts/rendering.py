@@ -25,8 +25,7 @@ from kernelwright.prompts.modes import mode_of
 
 TEMPLATES, EXAMPLES = Path(__file__).parent / "templates", Path(__file__).parent / "examples"
 CODE_ROLES: frozenset[Role] = frozenset({"propose", "repair", "improve"})
-WORD_ROLES: frozenset[Role] = frozenset({"plan", "critique", "reflect"})
-EVERY_ROLE = CODE_ROLES | WORD_ROLES
+EVERY_ROLE: frozenset[Role] = frozenset({*CODE_ROLES, "plan", "critique", "reflect"})
 WANTED = 3
 """Ideas or rules that are asked for at once."""
 CONTINUATION_LINES = 40
@@ -70,6 +69,7 @@ SLOTS = (
     Slot(name="reminder"),
 )
 SECTION_NAMES = tuple(slot.name for slot in SLOTS)
+NEED_A_PARENT = frozenset({"parent", "evidence"})
 
 
 def render(brief: Brief, *, without: frozenset[str] = frozenset(), templates: Path | None = None) -> Prompt:
@@ -81,7 +81,8 @@ def render(brief: Brief, *, without: frozenset[str] = frozenset(), templates: Pa
     """
     _check(brief, without)
     environment = _environment(templates)
-    slots = [slot for slot in SLOTS if _shown(slot, brief) and slot.name not in without]
+    hidden = without | (NEED_A_PARENT if brief.parent is None else frozenset())
+    slots = [slot for slot in SLOTS if brief.role in slot.roles and slot.name not in hidden]
     stable = _stable_context(brief)
     step = stable | _step_context(brief)
     texts = {slot: _section_text(environment, slot, brief, stable if slot.stable else step) for slot in slots}
@@ -99,11 +100,6 @@ def continued(prompt: Prompt, reply_text: str) -> Prompt:
     text = _environment(None).get_template("continuation.md.j2").render(tail=tail).strip()
     section = Section(name="continuation", text=text, stable=False)
     return Prompt(role=prompt.role, target=prompt.target, sections=(*prompt.sections, section))
-
-
-def _shown(slot: Slot, brief: Brief) -> bool:
-    parentless = brief.parent is None and slot.name in {"parent", "evidence"}
-    return brief.role in slot.roles and not parentless
 
 
 def _check(brief: Brief, without: frozenset[str]) -> None:

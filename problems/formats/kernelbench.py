@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,9 @@ def level_folders(root: Path) -> list[Path]:
         return [root]
     for place in (root, root / "KernelBench"):
         if place.is_dir():
-            found = [path for path in place.iterdir() if path.is_dir() and LEVEL.fullmatch(path.name)]
-            if found:
-                return sorted(found, key=lambda path: _number(LEVEL, path.name))
+            folders = ((LEVEL.fullmatch(path.name), path) for path in place.iterdir() if path.is_dir())
+            if found := [(int(match[1]), path) for match, path in folders if match]:
+                return [path for _, path in sorted(found)]
     return []
 
 
@@ -47,18 +48,17 @@ def read_tree(root: Path) -> Collection:
     entries: list[Entry] = []
     strangers: list[str] = []
     for level in level_folders(root):
-        files = [path for path in sorted(level.glob("*.py")) if path.stem != "__init__"]
-        numbered = [path for path in files if FILE.fullmatch(path.stem)]
-        strangers += [str(path) for path in files if not FILE.fullmatch(path.stem)]
-        entries += [_file_entry(path) for path in sorted(numbered, key=lambda path: _number(FILE, path.stem))]
+        files = [path for path in level.glob("*.py") if path.stem != "__init__"]
+        strangers += [str(path) for path in sorted(files) if origin_of(path) is None]
+        numbered = [(int(path.stem.partition("_")[0]), path, origin) for path in files if (origin := origin_of(path))]
+        for _, path, origin in sorted(numbered, key=lambda one: one[:2]):
+            entries.append(entry_of(origin, partial(_file_entry, origin, path)))
     notes = tuple(f"{path} has no number, so it is not a problem of a level" for path in strangers)
     return Collection("kernelbench", tuple(_numbered_once(entries)), notes)
 
 
-def _file_entry(path: Path) -> Entry:
-    origin = origin_of(path)
-    assert origin is not None, "only numbered files of a level come here"
-    return entry_of(origin, lambda: _entry(origin, path.stem, read_text(path)))
+def _file_entry(origin: Origin, path: Path) -> Entry:
+    return _entry(origin, path.stem, read_text(path))
 
 
 def read_rows(path: Path) -> Collection:
@@ -130,9 +130,3 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
         return iter(read(path).to_pylist())
     except (OSError, ValueError) as error:
         raise ProblemError(f"cannot read {path} as parquet ({error}); check the file") from None
-
-
-def _number(pattern: re.Pattern[str], text: str) -> int:
-    match = pattern.fullmatch(text)
-    assert match is not None
-    return int(match[1])

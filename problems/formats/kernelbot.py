@@ -118,12 +118,15 @@ def _entry(task: Task, place: Path, origin: Origin, case: dict[str, Any], notes:
     if not all(str(key).isidentifier() and isinstance(value, int | float | str) for key, value in settings.items()):
         raise Unsupported("its settings are more than names with numbers or texts")
     title = first_line(task.description) or first_line(origin.title)
+    texts = _texts(task, place)
+    modules = "\n\n".join(f"_{name} = {_quoted(text)}" for name, text in texts.items())
+    names = " ".join(f'("{name}", _{name}),' for name in texts)
     problem = Problem(
         name=safe_name(f"{origin.title.replace('/', '-')}-{origin.id.rpartition('/')[2]}"),
         title=title,
         family="kernelbot",
         size="file",
-        source=_source(_texts(task, place), title, settings),
+        source=SOURCE.format(title=title, modules=modules, names=names, settings=settings),
         origin=origin,
     )
     return Entry(id=origin.id, problem=problem, notes=notes)
@@ -151,12 +154,6 @@ def _needed(name: str, texts: dict[str, str], above: tuple[str, ...] = ()) -> li
         if module in texts and module not in (*above, name):
             found += [one for one in _needed(module, texts, (*above, name)) if one not in found]
     return [*found, name]
-
-
-def _source(texts: dict[str, str], title: str, settings: dict[str, Any]) -> str:
-    modules = "\n\n".join(f"_{name} = {_quoted(text)}" for name, text in texts.items())
-    names = "".join(f'("{name}", _{name}), ' for name in texts)
-    return SOURCE.format(title=title, modules=modules, names=names.strip(), settings=settings)
 
 
 def _quoted(text: str) -> str:
