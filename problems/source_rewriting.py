@@ -23,8 +23,8 @@ _given_init_inputs = get_init_inputs
 
 
 def get_init_inputs():
-    given = _given_init_inputs({arguments})
-    positions, keywords = given, {{}}
+    given = _given_init_inputs()
+    positions, keywords = given, {}
     if isinstance(given, dict):
         positions, keywords = (), given
     elif len(given) == 2 and isinstance(given[0], (list, tuple)) and isinstance(given[1], dict):
@@ -47,7 +47,7 @@ def in_order(source: str, tree: ast.Module) -> str:
     function = _function(tree, "get_init_inputs")
     if function is None or _plain(function, _dicts(tree)):
         return source
-    return source.rstrip("\n") + "\n" + IN_ORDER.format(arguments="")
+    return source.rstrip("\n") + "\n" + IN_ORDER
 
 
 def configured(source: str, configuration: dict[str, object], given: dict[str, object]) -> str:
@@ -70,7 +70,7 @@ def configured(source: str, configuration: dict[str, object], given: dict[str, o
             return {configuration or []!r}
         """
         )
-        + (IN_ORDER.format(arguments="") if configuration else "")
+        + (IN_ORDER if configuration else "")
     )
 
 
