@@ -22,7 +22,7 @@ def parse_module(source: str, filename: str = "<unknown>") -> ast.Module:
     if "\0" in source:
         line = source.count("\n", 0, source.index("\0")) + 1
         text = source.split("\n", line)[line - 1]
-        raise SyntaxError("Python text cannot hold null bytes", (filename, line, None, text))
+        raise SyntaxError("Python text can not hold null bytes", (filename, line, None, text))
     with PARSING:
         return ast.parse(source, filename=filename)
 

@@ -28,7 +28,7 @@ def without_further_languages(sections):
     further = set(TARGETS) - set(recorded.read("choices")["--target"])
 
     def known(fact):
-        return " | ".join(word for word in fact.split(" | ") if word not in further)
+        return " | ".join(one for one in fact.split(" | ") if one not in further) if isinstance(fact, str) else fact
 
     return {
         section: {name: known(fact) for name, fact in table.items() if name not in further}
