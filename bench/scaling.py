@@ -273,6 +273,6 @@ def _works(target: LanguageName, count: int) -> list[Work]:
     size = "gpu" if target == "cuda" else "cpu"
     problem = Problem(name=f"example_{target}", title="", family="example", size=size, source=reference)
     itself = reference.replace("class Model(", "class ModelNew(")
-    source = (EXAMPLES / "cuda" / "answer.py").read_text() if target == "cuda" else itself
+    source = (EXAMPLES / "cuda.py").read_text() if target == "cuda" else itself
     candidates = [Candidate(source=f"{source}\n# {number}\n", language=target) for number in range(count)]
     return [Work(problem=problem, candidate=candidate) for candidate in candidates]
