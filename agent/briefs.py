@@ -20,8 +20,8 @@ from kernelwright.agent.replies import NotExtracted
 from kernelwright.agent.steering.advice import lessons
 from kernelwright.agent.strategies.moves import lineage
 from kernelwright.problems import Problem
-from kernelwright.prompts.brief import Yardstick
-from kernelwright.prompts.targets import TARGETS
+from kernelwright.problems.languages import TARGETS
+from kernelwright.prompts.brief import Baselines
 from kernelwright.sandbox.machine import cpu_facts, processor_name, versions
 from kernelwright.sandbox.peaks import known_peaks_here
 from kernelwright.sandbox.storage import Store, work_key
@@ -42,7 +42,7 @@ def sheet_for(target: str, name: str | None = None, ordinal: int = 0) -> prompts
         if found is None:
             raise prompts.PromptError(f"no device {name!r}; there are: {', '.join(prompts.known_devices())}")
         return found
-    if TARGETS[target].device == "cpu":  # type: ignore[index]  # a KeyError here is a caller's bug
+    if TARGETS[target].device == "cpu":  # a KeyError here is a caller's bug
         cores = len(os.sched_getaffinity(0))
         return prompts.cpu_sheet(processor_name(), cores, cpu_facts().get("flags", "").split(), _caches())
     return _gpu_sheet(ordinal)
@@ -84,7 +84,7 @@ def _caches() -> dict[str, int]:
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
-def yardstick_of(view: View) -> Yardstick:
+def baselines_of(view: View) -> Baselines:
     """What the log says that the judge found of PyTorch before the first ask; the same for every role, for good.
 
     Where nothing was found then, what the first verdict tells that passed and has a floor.
@@ -94,10 +94,10 @@ def yardstick_of(view: View) -> Yardstick:
         return _as_measured(first.measurement)
     passed = (one.verdict.measurement for one in view.attempts if isinstance(one.verdict, Passed))
     found = next((one for one in passed if one.floor is not None), None)
-    return Yardstick() if found is None else _as_measured(found)
+    return Baselines() if found is None else _as_measured(found)
 
 
-def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folder: Path | None = None) -> Yardstick:
+def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folder: Path | None = None) -> Baselines:
     """What earlier judgings of the problem left on this machine, whose sheet it is; for prompts of no search.
 
     Measures nothing: a prompt is worth no seconds of an idle machine. `threads` are those that a candidate on the
@@ -110,7 +110,7 @@ def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folde
         for one in BaselineTimes(problem, store).known()
         if one.device == place and one.versions.get("torch") == versions()["torch"]
     }
-    return Yardstick(times=_times(times), floor=_floor(_remembered_floor(problem, sheet, threads, folder)))
+    return Baselines(times=_times(times), roofline=_floor(_remembered_floor(problem, sheet, threads, folder)))
 
 
 def _remembered_floor(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folder: Path | None) -> Floor | None:
@@ -122,11 +122,11 @@ def _remembered_floor(problem: Problem, sheet: prompts.DeviceSheet, threads: int
         return None
 
 
-def _as_measured(found: Measurement) -> Yardstick:
+def _as_measured(found: Measurement) -> Baselines:
     times = _times(found.baselines_ms, is_shipped=found.against(AS_SHIPPED) is found.against(EAGER))
     if found.timing_clock == "call" and found.protocol_ms:
         times += (f"a call that does nothing: {statistics.median(found.protocol_ms):#.3g} ms, part of all of these",)
-    return Yardstick(times=times, floor=_floor(found.floor))
+    return Baselines(times=times, roofline=_floor(found.floor))
 
 
 def _times(baselines_ms: Mapping[str, float], is_shipped: bool = False) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ class BriefMaker:
             role=ask.role,
             device=self.device,
             versions=self.versions,
-            yardstick=yardstick_of(view),
+            baselines=baselines_of(view),
             directive=ask.directive,
             parent=None if parent is None else self._parent(parent),
             history=history,

@@ -27,7 +27,7 @@ from bench.gpu_placebo import KEPT as PLACEBOS
 from bench.gpu_placebo import Line, clock_facts, error_lines, shown_clock
 from bench.placebo import itself
 from kernelwright.problems import Problem
-from kernelwright.problems.record.problem import Dtype
+from kernelwright.problems.problem import Dtype
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.settings import CompileMode, Settings
 from kernelwright.sandbox.verdict.verdicts import COMPILED, EAGER, Candidate, Passed

@@ -22,6 +22,7 @@ from bench.simulated.many import run_many
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.problems import Problem
+from kernelwright.problems.languages import LanguageName
 from kernelwright.sandbox.pool.devices import own_cores
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.local import LocalExecutor
@@ -31,7 +32,6 @@ from kernelwright.sandbox.verdict.verdicts import (
     Authenticity,
     Candidate,
     Evidence,
-    Language,
     Measurement,
     Pairing,
     Passed,
@@ -264,7 +264,7 @@ async def judge_round(settings: Settings, works: list[Work], devices: int) -> Ro
         return Round(devices, time.perf_counter() - start, finished)
 
 
-def _works(target: Language, count: int) -> list[Work]:
+def _works(target: LanguageName, count: int) -> list[Work]:
     """So many candidates that differ in a comment alone: each is built and judged for itself.
 
     For CUDA the example of the prompts; for the processor the reference again, which has nothing to build.
@@ -273,6 +273,6 @@ def _works(target: Language, count: int) -> list[Work]:
     size = "gpu" if target == "cuda" else "cpu"
     problem = Problem(name=f"example_{target}", title="", family="example", size=size, source=reference)
     itself = reference.replace("class Model(", "class ModelNew(")
-    source = (EXAMPLES / "cuda" / "answer.py").read_text() if target == "cuda" else itself
+    source = (EXAMPLES / "cuda.py").read_text() if target == "cuda" else itself
     candidates = [Candidate(source=f"{source}\n# {number}\n", language=target) for number in range(count)]
     return [Work(problem=problem, candidate=candidate) for candidate in candidates]

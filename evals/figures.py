@@ -13,7 +13,7 @@ from pydantic import Field
 
 from kernelwright.agent.replies.normalising import is_copy
 from kernelwright.problems import Problem
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.verdict.report import DOUBTS, counted_speedup, report
 from kernelwright.sandbox.verdict.settings import Accuracy, JudgingEffort
 from kernelwright.sandbox.verdict.statistics import student

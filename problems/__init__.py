@@ -4,15 +4,15 @@ A problem is a reference program in the KernelBench convention: `class Model`, `
 This package reads and checks text; it never runs a reference (that is the sandbox's work) and imports nothing of ours.
 """
 
+from kernelwright.problems.input_distributions import DISTRIBUTIONS as INPUT_DISTRIBUTIONS
 from kernelwright.problems.loading import catalog_names, load_problem, problem_of_text
-from kernelwright.problems.record.problem import Problem, ProblemError, Tolerance
-from kernelwright.problems.record.source import lint_source
-from kernelwright.problems.record.value_families import FAMILIES as VALUE_FAMILIES
-from kernelwright.problems.record.value_families import ExcludedValues
+from kernelwright.problems.problem import ExcludedValues, LibraryMissing, Problem, ProblemError, Tolerance
+from kernelwright.problems.source import lint_source
 
 __all__ = [
-    "VALUE_FAMILIES",
+    "INPUT_DISTRIBUTIONS",
     "ExcludedValues",
+    "LibraryMissing",
     "Problem",
     "ProblemError",
     "Tolerance",

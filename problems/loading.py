@@ -1,32 +1,32 @@
 """Finding a problem: by its catalog name, or by the path of a file or folder from anywhere."""
 
-import ast
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import BaseModel, StrictInt, StringConstraints, ValidationError, model_validator
 
-from kernelwright.problems.formats.collections import SEPARATOR, format_of, load_address, load_only
+from kernelwright.problems.formats import SEPARATOR, format_of, load_address, load_only
 from kernelwright.problems.formats.kernelbench import origin_of
 from kernelwright.problems.formats.reading import Unsupported, into_convention
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.problem import (
+from kernelwright.problems.problem import (
     Direction,
     Dtype,
+    ExcludedValues,
     OperatorPolicy,
     Origin,
     PrecisionPolicy,
     Problem,
     ProblemError,
+    Record,
     StatePolicy,
     Tolerance,
 )
-from kernelwright.problems.record.source import check_reference, parse_module, read_text, title_of
-from kernelwright.problems.record.value_families import ExcludedValues
+from kernelwright.problems.source import check_reference, read_text, title_of
+from kernelwright.problems.source_rewriting import put_sizes
 
 DTYPES: dict[str, Dtype] = {
     "float32": "float32",
@@ -40,14 +40,14 @@ DTYPES: dict[str, Dtype] = {
 
 
 def dtype_named(word: str) -> Dtype:
-    """The dtype of that name; `ProblemError` for a word that is none."""
+    """The dtype of that name; `ProblemError` for an unknown one."""
     if word not in DTYPES:
         raise ProblemError(f"no dtype {word!r}; there are: {', '.join(DTYPES)}")
     return DTYPES[word]
 
 
 def cast(problem: Problem, dtype: str | None) -> Problem:
-    """The problem with its weights and floating inputs in this dtype; None leaves them as the source makes them."""
+    """Set the dtype of weights and floating inputs; None keeps what the source makes."""
     return problem if dtype is None else problem.model_copy(update={"dtype": dtype_named(dtype)})
 
 
@@ -58,7 +58,7 @@ Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
 class Manifest(Record):
-    """The whole of one `problem.toml`."""
+    """The content of one `problem.toml`."""
 
     family: Text
     """The group that the problem is listed in, such as `norm`."""
@@ -106,7 +106,7 @@ def parse_manifest(text: str, where: str) -> Manifest:
 
 
 def _first_fault(error: ValidationError) -> str:
-    """The first of pydantic's faults in words: where, what stands there, what should."""
+    """Describe the first of pydantic's faults: its key, the value, and what is expected."""
     fault = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in fault["loc"])
     match fault["type"]:
@@ -122,62 +122,6 @@ def _first_fault(error: ValidationError) -> str:
     return f"{key!r} is {fault['input']!r}; it should be {asked}"
 
 
-def put_sizes(source: str, values: Mapping[str, int]) -> str:
-    """`source` with each constant named in `values` set to its value; all other text, comments included, stays.
-
-    A constant is a module-level `NAME = literal`, with or without an annotation. Raises `ProblemError` for a name that
-    has no such line, or more than one, since then it is not clear which value holds.
-    """
-    encoded = source.encode()
-    places = _literals(parse_module(source))
-    edits = [(*_span(encoded, _only(places, name)), str(value).encode()) for name, value in values.items()]
-    for start, end, text in sorted(edits, reverse=True):
-        encoded = encoded[:start] + text + encoded[end:]
-    return encoded.decode()
-
-
-def _literals(tree: ast.Module) -> dict[str, list[ast.expr]]:
-    places: dict[str, list[ast.expr]] = {}
-    for statement in tree.body:
-        match statement:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _is_literal(value):
-                places.setdefault(name, []).append(value)
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value) if _is_literal(value):
-                places.setdefault(name, []).append(value)
-    return places
-
-
-def _is_literal(value: ast.expr) -> bool:
-    try:
-        ast.literal_eval(value)
-    except (ValueError, TypeError):
-        return False
-    return True
-
-
-def _only(places: Mapping[str, list[ast.expr]], name: str) -> ast.expr:
-    found = places.get(name, [])
-    if not found:
-        there = ", ".join(sorted(places)) or "none"
-        raise ProblemError(f"the reference has no constant {name!r} to set (a line `{name} = 1`); it has: {there}")
-    if len(found) > 1:
-        lines = " and ".join(str(value.lineno) for value in found)
-        raise ProblemError(f"the reference sets the constant {name!r} on lines {lines}; set it once")
-    return found[0]
-
-
-def _span(encoded: bytes, node: ast.expr) -> tuple[int, int]:
-    """Start and end of a node, in bytes: `ast` counts columns in UTF-8 bytes, and ends lines at newlines only."""
-    if node.end_lineno is None or node.end_col_offset is None:
-        raise AssertionError("a parsed expression has an end")
-    starts = [0]
-    for line in encoded.split(b"\n"):
-        starts.append(starts[-1] + len(line) + 1)
-    return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
-
-
-__all__ = ["ProblemError", "catalog_names", "load_problem", "problem_of_text"]
-
 CATALOG = Path(__file__).parent / "catalog"
 MANIFEST = "problem.toml"
 FILE_SIZE = "file"
@@ -190,15 +134,18 @@ def catalog_names() -> tuple[str, ...]:
 
 
 def load_problem(name_or_path: str | os.PathLike[str], size: str | None = None, dtype: str | None = None) -> Problem:
-    """The problem of that name or path, at that size, with weights and floating inputs in that dtype.
+    """Load the problem of that name or path, at that size, with weights and floating inputs in that dtype.
 
-    A catalog name wins over a file or folder of the same name in the current one. A path is that of a `.py` file in the
-    KernelBench convention, whose only size is `file`, or of a folder laid out as in the catalog (`problem.toml` beside
-    `reference.py`), or a problem of another benchmark's collection, `PATH::ID`. Where no size is asked for, a folder
-    gives its `cpu` size; where no dtype is, a problem keeps what its source makes. Raises `ProblemError`; runs nothing.
+    A catalog name wins over a file or folder of the same name. A path is one of
+
+    - a `.py` file in the KernelBench convention, whose only size is `file`,
+    - a folder as in the catalog (`problem.toml` and `reference.py`),
+    - a problem of another benchmark's collection, `PATH::ID`.
+
+    The default size of a folder is `cpu`; the default dtype is the source's own. Raises `ProblemError`; runs nothing.
     """
     if not isinstance(name_or_path, str | os.PathLike):
-        raise ProblemError(f"{name_or_path!r:.80} is no name of a problem; give a catalog name or a path")
+        raise ProblemError(f"{name_or_path!r:.80} is not a name of a problem; give a catalog name or a path")
     return cast(_loaded(os.fspath(name_or_path), size), dtype)
 
 
@@ -239,20 +186,20 @@ def _from_folder(folder: Path, name: str, size: str | None) -> Problem:
 def _from_file(path: Path, size: str | None) -> Problem:
     if size not in (None, FILE_SIZE):
         raise ProblemError(f"{path} fixes its own shapes, so it has no size {size!r}; leave the size out")
-    text = read_text(path)  # says first what is no file
+    text = read_text(path)  # reports a missing file first
     if not path.stem.strip(".") or not path.stem.isprintable():
         raise ProblemError(f"{str(path)!r} names no problem, and results are kept under its name; rename the file")
     return _from_text(text, path.stem, str(path), origin_of(path))
 
 
 def problem_of_text(text: str, name: str, dtype: str | None = None) -> Problem:
-    """The problem that the text of a `.py` file in the KernelBench convention is. Raises `ProblemError`."""
+    """Make a problem of the text of a `.py` file in the KernelBench convention. Raises `ProblemError`."""
     check_name(name)
     return cast(_from_text(text, name, name, None), dtype)
 
 
 def check_name(name: str) -> None:
-    """Raise `ProblemError` for what a problem from elsewhere can not be called: it stands in sentences and logs."""
+    """Raise `ProblemError` for a name that cannot appear in sentences and logs."""
     if not (name.isprintable() and 0 < len(name) <= LONGEST_NAME):
         raise ProblemError(f"{name[:LONGEST_NAME]!r} names no problem; give 1 to {LONGEST_NAME} printable letters")
 
@@ -262,7 +209,7 @@ def _from_text(source: str, name: str, where: str, origin: Origin | None) -> Pro
     try:
         source = into_convention(source, tree)
     except Unsupported as error:
-        raise ProblemError(f"{where} can not be judged: {error}") from None
+        raise ProblemError(f"{where} cannot be judged: {error}") from None
     title = title_of(tree) or name
     return Problem(name=name, title=title, family=FILE_SIZE, size=FILE_SIZE, source=source, origin=origin)
 

@@ -6,8 +6,7 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from kernelwright.problems.record.base import Record, first_fault
-from kernelwright.problems.record.problem import Direction, PrecisionPolicy, ProblemError
+from kernelwright.problems.problem import Direction, PrecisionPolicy, ProblemError, Record, first_fault
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.roofline import NecessaryWork
 

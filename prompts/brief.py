@@ -1,17 +1,21 @@
-"""The `Brief`: all that a prompt is made from, and the rules that it must keep."""
+"""The records of a prompt: a `Brief` goes in, a `Prompt` of named sections comes out."""
 
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Literal
 
 from pydantic import Field
 
 from kernelwright.problems import Problem
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.languages import Target
+from kernelwright.problems.problem import Record
 from kernelwright.prompts.devices import DeviceSheet
 
 Role = Literal["propose", "repair", "improve", "tune", "plan", "critique", "reflect"]
-"""What a step does. The first three ask for a candidate. `tune` asks nobody: it changes constants that a candidate
+"""Roles of a step. The first three ask for a candidate. `tune` asks nobody: it changes constants that a candidate
 declares. The last three ask for words: ideas to try, what is wrong with an attempt, what the attempts teach."""
-Target = Literal["cpp", "cuda", "cutlass", "triton", "tilelang", "helion", "cute"]
 
 VERSION = r"^\d+\.\d+(\.\d+)?$"
 
@@ -76,24 +80,24 @@ class Parent(Record):
         return self.outcome == "passed"
 
 
-class Yardstick(Record):
+class Baselines(Record):
     """What an answer is held against in time, on the brief's device: facts, one line each, with units."""
 
     times: tuple[str, ...] = ()
     """Of PyTorch: eager under the problem's policy and as it ships, torch.compile."""
-    floor: tuple[str, ...] = ()
-    """The least that bytes and operations take, and what a plain copy of as many bytes does."""
+    roofline: tuple[str, ...] = ()
+    """Lower bounds from bytes and operations, and the time of a plain copy of as many bytes."""
 
 
 class Brief(Record):
-    """What to ask for, in one step of a search."""
+    """A request for one step of a search."""
 
     problem: Problem
     target: Target
     role: Role
     device: DeviceSheet
     versions: TargetVersions = TargetVersions()
-    yardstick: Yardstick = Yardstick()
+    baselines: Baselines = Baselines()
     directive: str = ""
     """The one thing to do in this step; empty for the role's default."""
     parent: Parent | None = None
@@ -101,7 +105,7 @@ class Brief(Record):
     left_out: int = 0
     """Attempts that the history leaves out for want of room."""
     lessons: tuple[str, ...] = ()
-    """What a reflection on earlier attempts said."""
+    """Conclusions of a reflection on earlier attempts."""
 
     @property
     def best_ms(self) -> float | None:
@@ -139,3 +143,97 @@ def check_parent(brief: Brief) -> None:
 def _major_minor(version: str) -> tuple[int, int]:
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
+
+
+BYTES_PER_TOKEN = 3.5
+"""Between prose, at about 4.3 bytes a token, and code, at about 3."""
+
+
+def estimated_tokens(text: str) -> int:
+    """An estimate and no more: UTF-8 bytes over 3.5, rounded up. Real counts depend on the model's own tokenizer."""
+    return math.ceil(len(text.encode()) / BYTES_PER_TOKEN)
+
+
+class Section(Record):
+    """One named part of a prompt."""
+
+    name: str
+    text: str
+    stable: bool
+    """Whether it depends only on problem, target and versions: the same on every machine and in every attempt."""
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the text, as 64 hex digits."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def tokens(self) -> int:
+        return estimated_tokens(self.text)
+
+
+class Prompt(Record):
+    """What the model reads. Stable sections come first, so that a provider's prefix cache can serve them again."""
+
+    role: Role
+    target: Target
+    sections: tuple[Section, ...]
+
+    @cached_property
+    def text(self) -> str:
+        return _joined(self.sections)
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of `text`, as 64 hex digits."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @cached_property
+    def stable_digest(self) -> str:
+        """sha256 over the stable sections, as 64 hex digits: equal for all attempts at one problem on any machine."""
+        stable = _joined(section for section in self.sections if section.stable)
+        return hashlib.sha256(stable.encode()).hexdigest()
+
+    @property
+    def tokens(self) -> int:
+        return sum(section.tokens for section in self.sections)
+
+
+def _joined(sections: Iterable[Section]) -> str:
+    return "\n\n".join(section.text for section in sections) + "\n"
+
+
+RECENT = 3
+
+
+def shortened(rows: Sequence[PastAttempt], tokens: int, first: Sequence[int] = ()) -> tuple[PastAttempt, ...]:
+    """As many rows as fit into about `tokens`, in their own order.
+
+    Those numbered in `first` go before all others, then the fastest, the latest few, what else passed, and the other
+    failures, each the latest first. The budget is an estimate: see `estimated_tokens`.
+    """
+    left = tokens
+    kept: set[int] = set()
+    for row in sorted(rows, key=lambda row: _rank(row, rows, first)):
+        left -= _tokens(row)
+        if left < 0:
+            break
+        kept.add(row.number)
+    return tuple(row for row in rows if row.number in kept)
+
+
+def _rank(row: PastAttempt, rows: Sequence[PastAttempt], first: Sequence[int]) -> tuple[int, int]:
+    fastest = max(rows, key=lambda one: 0.0 if one.doubt else one.speedup or 0.0)
+    if row.number in first:
+        return 0, list(first).index(row.number)
+    if row is fastest and row.passed:
+        return 1, 0
+    if row.number > rows[-1].number - RECENT:
+        return 2, -row.number
+    return (3 if row.passed else 4), -row.number
+
+
+def _tokens(row: PastAttempt) -> int:
+    return estimated_tokens(
+        f"| {row.number} | {row.role} | {row.idea} | {row.outcome} | 0.000 | 0.00x{row.doubt} | {row.detail} |"
+    )

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 
 DATA = Path(__file__).parent / "data" / "devices.toml"
 
@@ -43,40 +43,27 @@ class GpuFigures(Record):
 
     @property
     def sheet(self) -> DeviceSheet:
-        facts = (self._units(), self._rates(), self._balance(), self._memory(), *self._on_chip())
-        return DeviceSheet(name=self.name, kind="cuda", facts=facts)
-
-    def _units(self) -> str:
-        return f"compute capability {self.capability}, {self.multiprocessors} multiprocessors"
-
-    def _rates(self) -> str:
         rates = ", ".join(f"{dtype} {rate:g}" for dtype, rate in self.tflops.items())
-        return f"peak TFLOP/s (dense): {rates}; fp64 and fp32 on plain units, the others on tensor cores"
-
-    def _balance(self) -> str:
-        flops_per_byte = self.tflops["fp32"] * 1000 / self.memory_gb_per_s
-        narrow = self.tflops.get("bf16", self.tflops.get("fp16", 0)) * 1000 / self.memory_gb_per_s
-        with_tensor_cores = f" (of 16 bits on tensor cores about {narrow:.0f})" if narrow else ""
-        fp32 = f"{flops_per_byte:.0f} fp32 operations"
-        return f"below about {fp32}{with_tensor_cores} for each byte moved, memory is the limit"
-
-    def _memory(self) -> str:
-        return f"device memory {self.memory_gb} GB at {self.memory_gb_per_s} GB/s; L2 cache {self.l2_mb} MB"
-
-    def _on_chip(self) -> tuple[str, ...]:
-        return (
+        fp32_per_byte = self.tflops["fp32"] * 1000 / self.memory_gb_per_s
+        narrow_per_byte = self.tflops.get("bf16", self.tflops.get("fp16", 0)) * 1000 / self.memory_gb_per_s
+        narrow = f" (of 16 bits on tensor cores about {narrow_per_byte:.0f})" if narrow_per_byte else ""
+        facts = (
+            f"compute capability {self.capability}, {self.multiprocessors} multiprocessors",
+            f"peak TFLOP/s (dense): {rates}; fp64 and fp32 on plain units, the others on tensor cores",
+            f"below about {fp32_per_byte:.0f} fp32 operations{narrow} for each byte moved, memory is the limit",
+            f"device memory {self.memory_gb} GB at {self.memory_gb_per_s} GB/s; L2 cache {self.l2_mb} MB",
             f"shared memory {self.shared_kb_per_multiprocessor} KB a multiprocessor, {self.shared_kb_per_block} KB a "
             "block at most (above 48 KB: dynamic, after cudaFuncSetAttribute)",
             f"65536 32-bit registers a multiprocessor, 255 a thread; {self.threads_per_multiprocessor} threads a "
             "multiprocessor, 1024 a block",
         )
+        return DeviceSheet(name=self.name, kind="cuda", facts=facts)
 
 
 def device_sheet(name: str) -> DeviceSheet | None:
     """The sheet of a known GPU, by short name (`H200`) or as the driver reports it; None for an unknown one."""
-    return next(
-        (gpu.sheet for gpu in _gpus() if _key(name) in {_key(alias) for alias in (gpu.name, *gpu.aliases)}), None
-    )
+    fits = (gpu.sheet for gpu in _gpus() if _key(name) in map(_key, (gpu.name, *gpu.aliases)))
+    return next(fits, None)
 
 
 def known_devices() -> tuple[str, ...]:
@@ -92,17 +79,7 @@ VECTOR_FLAGS = (
     ("asimd", "NEON: 4 floats a vector, 32 vector registers, fused multiply-add"),
     ("sse2", "SSE2: 4 floats a vector, 16 vector registers"),
 )
-EXTRA_FLAGS = (
-    "fma",
-    "f16c",
-    "avx512_bf16",
-    "avx512_vnni",
-    "avx512_fp16",
-    "avx_vnni",
-    "amx_tile",
-    "amx_bf16",
-    "amx_int8",
-)
+EXTRAS = ("fma", "f16c", "avx512_bf16", "avx512_vnni", "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8")
 
 
 def cpu_sheet(model_name: str, cores: int, flags: Iterable[str], caches: Mapping[str, int]) -> DeviceSheet:
@@ -114,7 +91,7 @@ def cpu_sheet(model_name: str, cores: int, flags: Iterable[str], caches: Mapping
     present = set(flags)
     facts = [f"{cores} cores to use" if cores != 1 else "1 core to use"]
     facts += [words for flag, words in VECTOR_FLAGS if flag in present][:1]
-    extras = [flag for flag in EXTRA_FLAGS if flag in present]
+    extras = [flag for flag in EXTRAS if flag in present]
     if extras:
         facts.append(f"also: {', '.join(extras)}")
     if caches:

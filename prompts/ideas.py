@@ -1,11 +1,14 @@
-"""The idea bank: named approaches that a step can be told to try, each with a predicate that says where it applies.
+"""Which ideas and snippets fit a problem, from traits that its reference shows. It is not run.
 
-The entries are data (`data/ideas.toml`); what a problem is made of is read from its reference, which is not run.
+Ideas are named approaches that a step can be asked to try (`data/ideas.toml`). Snippets are parts of the programs in
+`snippets`, which check themselves on a GPU: the text between `// snippet: begin NAME` and `// snippet: end`, word
+for word. `data/snippets.toml` says which problem, device and step are shown one.
 """
 
 import ast
+import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,12 +16,12 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from kernelwright.problems import Problem
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.source import parse_module
-from kernelwright.prompts.brief import Target
-from kernelwright.prompts.half_precision import narrow_of
+from kernelwright.problems.languages import TARGETS, Target
+from kernelwright.problems.problem import PrecisionPolicy, Record
+from kernelwright.problems.source import parse_module
+from kernelwright.prompts.brief import Brief, estimated_tokens
 
-DATA = Path(__file__).parent / "data" / "ideas.toml"
+DATA, SNIPPETS = Path(__file__).parent / "data", Path(__file__).parent / "snippets"
 Bound = Literal["memory", "compute"]
 Operator = Literal[
     "elementwise",
@@ -61,7 +64,7 @@ class Idea(Record):
 
 
 class Traits(NamedTuple):
-    """What the bank's predicates look at."""
+    """What the predicates of ideas and snippets look at."""
 
     operators: tuple[Operator, ...]
     """Empty where none is known."""
@@ -73,42 +76,26 @@ class Traits(NamedTuple):
 
 
 @cache
+def _table(name: str) -> dict[str, Any]:
+    return tomllib.loads((DATA / name).read_text(encoding="utf-8"))
+
+
+@cache
 def idea_bank() -> tuple[Idea, ...]:
-    """All entries, in the order of the data file."""
-    return tuple(Idea.model_validate(entry) for entry in _data()["idea"])
+    """List all ideas, in the order of the data file."""
+    return tuple(Idea.model_validate(entry) for entry in _table("ideas.toml")["idea"])
 
 
 def traits_of(problem: Problem, target: Target) -> Traits:
-    """The traits of a problem, from the names that its `Model` uses; nothing is run.
+    """Read the traits of a problem from the names that its `Model` uses.
 
     Compute-bound is a guess: a thin matrix product may well wait for memory. A guess only orders what is tried.
     """
     used = {name.lower() for name in _names(problem.source)}
-    operators = tuple(operator for operator, names in _data()["operators"].items() if set(names) & used)
+    operators = tuple(operator for operator, names in _table("ideas.toml")["operators"].items() if set(names) & used)
     kinds = {operator in COMPUTE for operator in operators}
     bound: Bound | None = None if len(kinds) != 1 else ("compute" if kinds == {True} else "memory")
     return Traits(operators=operators, bound=bound, target=target, narrow=narrow_of(problem) is not None)
-
-
-def applicable(ideas: Iterable[Idea], traits: Traits) -> tuple[Idea, ...]:
-    """Those whose predicates hold; what is not known of the problem excludes nothing."""
-    return tuple(idea for idea in ideas if holds(idea.when, traits))
-
-
-@cache
-def _data() -> dict[str, Any]:
-    return tomllib.loads(DATA.read_text(encoding="utf-8"))
-
-
-def holds(when: When, traits: Traits) -> bool:
-    """Whether something applies to a problem of these traits."""
-    return (
-        (not when.operators or not traits.operators or bool(set(when.operators) & set(traits.operators)))
-        and (not when.bounds or traits.bound is None or traits.bound in when.bounds)
-        and (not when.targets or traits.target in when.targets)
-        and not (when.wide and traits.narrow)
-        and not (when.narrow and not traits.narrow)
-    )
 
 
 def _names(source: str) -> Iterable[str]:
@@ -124,3 +111,120 @@ def _names(source: str) -> Iterable[str]:
                     yield node.attr
                 elif isinstance(node, ast.Name):
                     yield node.id
+
+
+def applicable(ideas: Iterable[Idea], traits: Traits) -> tuple[Idea, ...]:
+    """Keep those whose predicates hold; what is not known of the problem excludes nothing."""
+    return tuple(idea for idea in ideas if _holds(idea.when, traits))
+
+
+def _holds(when: When, traits: Traits) -> bool:
+    return (
+        (not when.operators or not traits.operators or bool(set(when.operators) & set(traits.operators)))
+        and (not when.bounds or traits.bound is None or traits.bound in when.bounds)
+        and (not when.targets or traits.target in when.targets)
+        and not (when.wide and traits.narrow)
+        and not (when.narrow and not traits.narrow)
+    )
+
+
+FORMATS = {"float16": ("fp16", 10), "bfloat16": ("bf16", 7)}
+"""By dtype, its short name and the bits of its fraction."""
+MOST_ULP = 2.0
+MANY, SHARE = 64, 0.5
+"""The judge's bounds for outputs of 16 bits: see `docs/judge.md`. From `MANY` elements on, a share of the others."""
+
+
+class HalfPrecision(NamedTuple):
+    """A dtype of 16 bits that weights and inputs are cast to, and the bound that comes with it."""
+
+    short: str
+    """`fp16` or `bf16`."""
+    many: int
+    """The elements of an output from which on these bounds hold; of fewer twice as much is allowed."""
+    factor: float
+    """How many times the reference's own rounding error is allowed."""
+    floor_ulp: float
+    floor: float
+    """The same as a share of the output's largest magnitude."""
+
+
+def narrow_of(problem: Problem) -> HalfPrecision | None:
+    """None where weights and inputs stay as they are, or are of 32 bits."""
+    if problem.dtype not in FORMATS:
+        return None
+    short, fraction_bits = FORMATS[problem.dtype]
+    ulp = SHARE * min(MOST_ULP, problem.tolerance.floor_ulp)
+    factor = SHARE * problem.tolerance.factor
+    return HalfPrecision(short=short, many=MANY, factor=factor, floor_ulp=ulp, floor=ulp / 2**fraction_bits)
+
+
+FIRST_CUDA = {"9.0": 12}
+"""By compute capability, the first CUDA toolkit that has all of its instructions; none is too old for earlier ones."""
+
+
+class Snippet(Record):
+    """One entry of `snippets.toml`."""
+
+    name: str
+    mark: str = Field(min_length=1)
+    """What a source has that uses the snippet's instructions."""
+    since: str = Field(pattern=r"^\d+\.\d$")
+    until: str | None = Field(default=None, pattern=r"^\d+\.\d$")
+    precision: PrecisionPolicy | None = None
+    when: When = When()
+
+
+@cache
+def snippets() -> tuple[Snippet, ...]:
+    """List all entries, in the order of the data file."""
+    return tuple(Snippet.model_validate(entry) for entry in _table("snippets.toml")["snippet"])
+
+
+@cache
+def snippet_texts() -> dict[str, str]:
+    """By name, the marked parts of the programs; one of nothing but comments becomes a paragraph."""
+    pattern = re.compile(r"^// snippet: begin (\w+)\n(.*?)^// snippet: end$", re.MULTILINE | re.DOTALL)
+    texts = (path.read_text(encoding="utf-8") for path in sorted(SNIPPETS.glob("*.cu*")))
+    found = {name: part.rstrip() for text in texts for name, part in pattern.findall(text)}
+    for name, part in found.items():
+        lines = part.splitlines()
+        if all(line.startswith("// ") for line in lines):
+            found[name] = " ".join(line.removeprefix("// ") for line in lines)
+    return found
+
+
+def snippets_for(brief: Brief, tokens: int) -> tuple[str, ...]:
+    """The texts of the snippets that fit this step, as many from the first on as fit into about `tokens`."""
+    capability = next(iter(re.findall(r"compute capability (\d+\.\d)", " ".join(brief.device.facts))), None)
+    if not TARGETS[brief.target].shows_snippets or capability is None:
+        return ()
+    chosen: list[str] = []
+    for one in _fitting(brief, capability):
+        text = snippet_texts()[one.name]
+        tokens -= estimated_tokens(text + "\n\n")
+        if tokens < 0:
+            break
+        chosen.append(text)
+    return tuple(chosen)
+
+
+def _fitting(brief: Brief, capability: str) -> Iterator[Snippet]:
+    """Those that device, compiler, problem and step call for.
+
+    A repair gets those that its source already uses, whatever the problem.
+    """
+    traits, source, cuda = traits_of(brief.problem, brief.target), None, brief.versions.cuda
+    if brief.role == "repair" and brief.parent is not None:
+        traits, source = traits._replace(operators=(), bound=None), brief.parent.source
+    for one in snippets():
+        is_old = cuda is not None and int(cuda.split(".")[0]) < FIRST_CUDA.get(one.since, 0)
+        has_it = _number(one.since) <= _number(capability) <= _number(one.until or capability)
+        is_used = source is None or one.mark in source
+        fits = one.precision in {None, brief.problem.precision} and _holds(one.when, traits)
+        if has_it and not is_old and is_used and fits:
+            yield one
+
+
+def _number(capability: str) -> tuple[int, ...]:
+    return tuple(int(piece) for piece in capability.split("."))

@@ -1,13 +1,13 @@
-"""The mode in which a reference is called, and the layers that it matters to. Read from the source, which is not run.
+"""The mode in which a reference is called, and the layers that depend on it. Read from the source, which is not run.
 
 The judge calls a module as its constructor leaves it: in training mode unless the constructor says `eval()`.
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from kernelwright.problems.record.source import parse_module, top_level
+from kernelwright.problems.source import parse_module, top_level
 
 NORMALISATIONS = {
     f"{prefix}{kind}Norm{dimensions}": (3 if prefix else 4, kind == "Batch")
@@ -15,7 +15,7 @@ NORMALISATIONS = {
     for kind in ("Batch", "Instance")
     for dimensions in ("1d", "2d", "3d")
 } | {"SyncBatchNorm": (4, True)}
-"""By layer, the place and the default of `track_running_stats`; without them no mode changes what it does."""
+"""By layer, the place and the default of `track_running_stats`; without tracking it does the same in both modes."""
 DROPOUTS = dict.fromkeys(
     ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"), (0, "p", 0.5)
 ) | {
@@ -39,9 +39,9 @@ FUNCTIONS = {
     "feature_alpha_dropout": (2, "training", False),
     "rrelu": (3, "training", False),
 }
-"""By function, the place, the name and the default of what tells it the mode."""
+"""By function, the place, the name and the default of the argument that sets its mode."""
 UNKNOWN = object()
-"""What the source alone does not tell."""
+"""A value that the source alone does not show."""
 Values = Mapping[str, object]
 
 
@@ -49,9 +49,9 @@ class Mode(NamedTuple):
     """How the layers of a reference that depend on it are called; names as the source writes them, each once."""
 
     is_training: bool = True
-    """Of the module as a whole."""
+    """The mode of the module itself."""
     batch: tuple[str, ...] = ()
-    """Normalisations that take their statistics from the batch and keep running ones beside."""
+    """Normalisations that take their statistics from the batch and keep running ones too."""
     running: tuple[str, ...] = ()
     """Those that take their running statistics."""
     drawing: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Mode(NamedTuple):
 
 
 def mode_of(source: str) -> Mode:
-    """The mode of a reference's `Model`; one that does not matter where the source has none or can not be parsed."""
+    """The mode of a reference's `Model`; one that does not matter where the source has none or cannot be parsed."""
     try:
         tree = parse_module(source)
     except SyntaxError:
@@ -81,15 +81,8 @@ def mode_of(source: str) -> Mode:
     return Mode(is_training=is_training, asks=asks, **names)
 
 
-class _Silenced(NamedTuple):
-    """What a constructor puts into eval mode: the module itself, or some of its attributes."""
-
-    whole: bool
-    attributes: frozenset[str]
-
-
 class _Reader:
-    """Follows constructors from `Model` on, with the values of their arguments where the source tells them."""
+    """Reader of constructors from `Model` on, with the values of their arguments where the source shows them."""
 
     def __init__(self, tree: ast.Module) -> None:
         statements = list(top_level(tree))
@@ -111,26 +104,31 @@ class _Reader:
         return ast.Call(func=ast.Name("Model"), args=listed, keywords=[])
 
     def read_class(self, name: str, call: ast.Call, training: bool, outer: Values | None = None) -> bool:
-        """Take in what one construction of a class makes; whether it is in training mode afterwards."""
+        """Read what one construction of a class makes; return whether it is in training mode afterwards."""
         body = self.classes[name]
-        constructor = next(
-            (one for one in body.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None
-        )
-        silenced = _silenced(constructor) if constructor else _Silenced(False, frozenset())
-        training = training and not silenced.whole
-        values = self._bound(constructor, call, outer or {}) if constructor else {}
+        constructors = [one for one in body.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+        silent: set[str | None] = _silenced(constructors[0]) if constructors else set()
+        training = training and None not in silent
+        values = self._bound(constructors[0], call, outer or {}) if constructors else {}
         key = (name, repr(sorted((name, repr(value)) for name, value in values.items())), training)
         if key not in self._seen:
             self._seen.add(key)
-            self._called |= _named_for_super(body)
-            for owner, node in _owned(body):
-                self._read(node, values, training and owner not in silenced.attributes)
+            calls = [node for node in ast.walk(body) if isinstance(node, ast.Call)]
+            # The names in `super(Model, self)` hand nothing on.
+            self._called |= {id(given) for one in calls if _name(one.func) == "super" for given in one.args}
+            # A question for the mode that is asked on behalf of a function is none of the class's own.
+            asked = {id(given) for one in calls if _name(one.func) in FUNCTIONS for given in _given(one)}
+            owners = _owners(body)
+            for node in ast.walk(body):
+                if not (isinstance(node, ast.Attribute) and id(node) in asked):
+                    owner = owners.get(id(node))
+                    self._read(node, values, training and (owner is None or owner not in silent))
         return training
 
     def _read(self, node: ast.AST, values: Values, training: bool) -> None:
-        """One expression of a class, or of a function that it calls."""
+        """Read one expression of a class, or of a function that it calls."""
         if isinstance(node, ast.Call):
-            self._called.add(id(node.func))  # met before its function
+            self._called.add(id(node.func))  # comes before its function
             self._read_call(node, values, training)
         elif isinstance(node, ast.Name | ast.Attribute) and id(node) not in self._called and self._makes(node):
             self._read_handed_on(_name(node), training)
@@ -138,48 +136,41 @@ class _Reader:
             self.found.append(("asks", "self.training"))
 
     def _read_call(self, call: ast.Call, values: Values, training: bool) -> None:
-        name = _called(call)
+        name = _name(call.func)
         if name in self.classes and isinstance(call.func, ast.Name):
             self.read_class(name, call, training, values)
         elif name in self.functions and isinstance(call.func, ast.Name):
-            self._read_function(name, training)
+            if (name, "", training) not in self._seen:
+                self._seen.add((name, "", training))
+                for node in ast.walk(self.functions[name]):
+                    self._read(node, {}, training)
         elif name in NORMALISATIONS:
             place, tracks = NORMALISATIONS[name]
-            if self._given(call, place, "track_running_stats", tracks, values) is not False:
+            if self._argument(call, place, "track_running_stats", tracks, values) is not False:
                 self.found.append(("batch" if training else "running", name))
         elif name in DROPOUTS:
-            if self._given(call, *DROPOUTS[name], values) != 0:
+            if self._argument(call, *DROPOUTS[name], values) != 0:
                 self.found.append(("drawing" if training else "silent", name))
         elif name in FUNCTIONS and _is_torch(call.func):
-            self._read_operator(name, call, values, training)
+            given = self._argument(call, *FUNCTIONS[name], values)
+            training = given if isinstance(given, bool) else training  # else it is the module's own mode
+            if name == "batch_norm":
+                self.found.append(("batch" if training else "running", name))
+            elif self._argument(call, 1, "p", 0.5, values) != 0 or name == "rrelu":
+                self.found.append(("drawing" if training else "silent", name))
 
     def _makes(self, node: ast.Name | ast.Attribute) -> bool:
         tracking = _name(node) in NORMALISATIONS and NORMALISATIONS[_name(node)][1]
         return tracking or (isinstance(node, ast.Name) and node.id in self.classes)
 
     def _read_handed_on(self, name: str, training: bool) -> None:
-        """A class that is named and not called here: a base, or one that is made elsewhere with arguments unknown."""
+        """Read a class that is named and not called here: a base, or one that is made elsewhere."""
         if name in self.classes:
             self.read_class(name, ast.Call(ast.Name(name), [ast.Starred(ast.Name("arguments"))], []), training)
         else:
             self.found.append(("batch" if training else "running", name))
 
-    def _read_function(self, name: str, training: bool) -> None:
-        if (name, "", training) not in self._seen:
-            self._seen.add((name, "", training))
-            for node in ast.walk(self.functions[name]):
-                self._read(node, {}, training)
-
-    def _read_operator(self, name: str, call: ast.Call, values: Values, training: bool) -> None:
-        """A function that is told the mode; what is no literal is taken for the module's own."""
-        told = self._given(call, *FUNCTIONS[name], values)
-        training = told if isinstance(told, bool) else training
-        if name == "batch_norm":
-            self.found.append(("batch" if training else "running", name))
-        elif self._given(call, 1, "p", 0.5, values) != 0 or name == "rrelu":
-            self.found.append(("drawing" if training else "silent", name))
-
-    def _given(self, call: ast.Call, place: int, name: str | object, default: object, values: Values) -> object:
+    def _argument(self, call: ast.Call, place: int, name: str | object, default: object, values: Values) -> object:
         if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
             return UNKNOWN
         named = next((one.value for one in call.keywords if one.arg == name), None)
@@ -193,17 +184,13 @@ class _Reader:
         found: dict[str, object] = {}
         for place, name in enumerate(names):
             default = self._value(defaults[name], {}) if name in defaults else UNKNOWN
-            found[name] = self._given(call, place, name, default, outer)
+            found[name] = self._argument(call, place, name, default, outer)
         return found | dict.fromkeys((one.arg for one in function.args.kwonlyargs), UNKNOWN)
 
     def _value(self, node: ast.expr, values: Values) -> object:
         if isinstance(node, ast.Name):
             return values[node.id] if node.id in values else self.constants.get(node.id, UNKNOWN)
         return node.value if isinstance(node, ast.Constant) else UNKNOWN
-
-
-def _called(call: ast.Call) -> str:
-    return _name(call.func)
 
 
 def _name(node: ast.expr) -> str:
@@ -213,10 +200,8 @@ def _name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _named_for_super(body: ast.ClassDef) -> set[int]:
-    """The names in `super(Model, self)`, which hand nothing on."""
-    calls = (node for node in ast.walk(body) if isinstance(node, ast.Call) and _called(node) == "super")
-    return {id(given) for call in calls for given in call.args}
+def _given(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(one.value for one in call.keywords)]
 
 
 def _is_torch(function: ast.expr) -> bool:
@@ -224,22 +209,6 @@ def _is_torch(function: ast.expr) -> bool:
     return isinstance(function, ast.Name) or (
         isinstance(function, ast.Attribute) and _name(function.value) in ("F", "functional", "torch")
     )
-
-
-def _owned(body: ast.ClassDef) -> Iterator[tuple[str | None, ast.AST]]:
-    """Every node of a class, with the attribute of `self` that the statement around it assigns.
-
-    What asks for the mode on behalf of a function that is told it is no question of its own.
-    """
-    owners = _owners(body)
-    told = {
-        id(given)
-        for node in ast.walk(body)
-        if isinstance(node, ast.Call) and _called(node) in FUNCTIONS
-        for given in (*node.args, *(one.value for one in node.keywords))
-        if isinstance(given, ast.Attribute)
-    }
-    yield from ((owners.get(id(node)), node) for node in ast.walk(body) if id(node) not in told)
 
 
 def _owners(body: ast.AST) -> dict[int, str]:
@@ -254,22 +223,18 @@ def _owners(body: ast.AST) -> dict[int, str]:
     }
 
 
-def _silenced(constructor: ast.FunctionDef) -> _Silenced:
-    whole, attributes, owners = False, set(), _owners(constructor)
+def _silenced(constructor: ast.FunctionDef) -> set[str | None]:
+    """The attributes that a constructor puts into eval mode; None is the module itself."""
+    found: set[str | None] = set()
+    owners = _owners(constructor)
     for node in ast.walk(constructor):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not _silences(node):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
-        module = node.func.value
-        if isinstance(module, ast.Attribute):
-            attributes.add(module.attr)
-        elif isinstance(module, ast.Call):
-            attributes.add(owners.get(id(node), ""))
-        else:
-            whole = True
-    return _Silenced(whole, frozenset(attributes))
-
-
-def _silences(call: ast.Call) -> bool:
-    given = [*call.args, *(one.value for one in call.keywords)]
-    turned_off = len(given) == 1 and isinstance(given[0], ast.Constant) and given[0].value is False
-    return (_called(call) == "eval" and not given) or (_called(call) == "train" and turned_off)
+        given, module = _given(node), node.func.value
+        turned_off = len(given) == 1 and isinstance(given[0], ast.Constant) and given[0].value is False
+        if (node.func.attr == "eval" and not given) or (node.func.attr == "train" and turned_off):
+            is_made_here = isinstance(module, ast.Call)
+            found.add(
+                module.attr if isinstance(module, ast.Attribute) else owners.get(id(node), "") if is_made_here else None
+            )
+    return found

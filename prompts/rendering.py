@@ -1,5 +1,6 @@
 """`render`: from a `Brief` to a `Prompt`, by way of one template for each section."""
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -7,34 +8,38 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
-from kernelwright.problems import VALUE_FAMILIES
-from kernelwright.prompts.brief import Brief, PromptError, Role, check_parent
-from kernelwright.prompts.half_precision import narrow_of
-from kernelwright.prompts.ideas import traits_of
-from kernelwright.prompts.instructions import crib, parts_for
-from kernelwright.prompts.markdown import cell, fenced, milliseconds, times, trimmed
+from kernelwright.problems import INPUT_DISTRIBUTIONS
+from kernelwright.problems.languages import TARGETS, Target
+from kernelwright.prompts.brief import (
+    Brief,
+    Prompt,
+    PromptError,
+    Role,
+    Section,
+    TargetVersions,
+    check_parent,
+    estimated_tokens,
+)
+from kernelwright.prompts.ideas import narrow_of, snippet_texts, snippets_for, traits_of
 from kernelwright.prompts.modes import mode_of
-from kernelwright.prompts.prompt import Prompt, Section, estimated_tokens
-from kernelwright.prompts.targets import TARGETS, example_for
 
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES, EXAMPLES = Path(__file__).parent / "templates", Path(__file__).parent / "examples"
 CODE_ROLES: frozenset[Role] = frozenset({"propose", "repair", "improve"})
-WORD_ROLES: frozenset[Role] = frozenset({"plan", "critique", "reflect"})
-EVERY_ROLE = CODE_ROLES | WORD_ROLES
+EVERY_ROLE: frozenset[Role] = frozenset({*CODE_ROLES, "plan", "critique", "reflect"})
 WANTED = 3
-"""So many ideas or rules are asked for at once."""
+"""Ideas or rules that are asked for at once."""
 CONTINUATION_LINES = 40
 MOST_TOKENS = 8_900
-"""Of a whole prompt: what the other sections leave of it is the room for explained instructions."""
+"""Limit of a complete prompt; the other sections leave the rest for snippets."""
 HEAD_TOKENS = 80
-"""Of that section besides its parts."""
+"""Of the section of snippets without these."""
 
 
 class Slot(NamedTuple):
     """A section's place in the prompt.
 
-    Its text comes from the first of `NAME/TARGET.md.j2`, `NAME/ROLE.md.j2` and `NAME.md.j2` that exists; a section
-    that renders to nothing is left out.
+    Its text comes from the first of `NAME/ROLE.md.j2`, `NAME.md.j2` and `languages/LANGUAGE.md.j2` that exists, where
+    `section` is its name. A section that renders to nothing is left out.
     """
 
     name: str
@@ -64,6 +69,7 @@ SLOTS = (
     Slot(name="reminder"),
 )
 SECTION_NAMES = tuple(slot.name for slot in SLOTS)
+NEED_A_PARENT = frozenset({"parent", "evidence"})
 
 
 def render(brief: Brief, *, without: frozenset[str] = frozenset(), templates: Path | None = None) -> Prompt:
@@ -75,13 +81,14 @@ def render(brief: Brief, *, without: frozenset[str] = frozenset(), templates: Pa
     """
     _check(brief, without)
     environment = _environment(templates)
-    slots = [slot for slot in SLOTS if _shown(slot, brief) and slot.name not in without]
+    hidden = without | (NEED_A_PARENT if brief.parent is None else frozenset())
+    slots = [slot for slot in SLOTS if brief.role in slot.roles and slot.name not in hidden]
     stable = _stable_context(brief)
     step = stable | _step_context(brief)
     texts = {slot: _section_text(environment, slot, brief, stable if slot.stable else step) for slot in slots}
     if INSTRUCTIONS in texts:  # empty so far: the others say how much room there is
         room = MOST_TOKENS - HEAD_TOKENS - sum(estimated_tokens(text) for text in texts.values())
-        step |= {"parts": parts_for(brief, room)}
+        step |= {"parts": snippets_for(brief, room)}
         texts[INSTRUCTIONS] = _section_text(environment, INSTRUCTIONS, brief, step)
     sections = (Section(name=slot.name, text=text, stable=slot.stable) for slot, text in texts.items() if text)
     return Prompt(role=brief.role, target=brief.target, sections=tuple(sections))
@@ -93,11 +100,6 @@ def continued(prompt: Prompt, reply_text: str) -> Prompt:
     text = _environment(None).get_template("continuation.md.j2").render(tail=tail).strip()
     section = Section(name="continuation", text=text, stable=False)
     return Prompt(role=prompt.role, target=prompt.target, sections=(*prompt.sections, section))
-
-
-def _shown(slot: Slot, brief: Brief) -> bool:
-    parentless = brief.parent is None and slot.name in {"parent", "evidence"}
-    return brief.role in slot.roles and not parentless
 
 
 def _check(brief: Brief, without: frozenset[str]) -> None:
@@ -114,9 +116,9 @@ def _check(brief: Brief, without: frozenset[str]) -> None:
 
 
 def _section_text(environment: Environment, slot: Slot, brief: Brief, context: Mapping[str, Any]) -> str:
-    names = [f"{slot.name}/{brief.target}.md.j2", f"{slot.name}/{brief.role}.md.j2", f"{slot.name}.md.j2"]
+    names = [f"{slot.name}/{brief.role}.md.j2", f"{slot.name}.md.j2", f"languages/{brief.target}.md.j2"]
     try:
-        return environment.select_template(names).render(context).strip()
+        return environment.select_template(names).render(context, section=slot.name).strip()
     except TemplateError as error:
         raise PromptError(f"section '{slot.name}' cannot be rendered: {error}; correct its template") from error
 
@@ -127,18 +129,31 @@ def _stable_context(brief: Brief) -> dict[str, Any]:
         "target": brief.target,
         "language": TARGETS[brief.target],
         "versions": brief.versions,
-        "example": example_for(brief.target, brief.versions),
-        "value_families": {name: family for name, family in VALUE_FAMILIES.items() if family.told},
+        "example": _example(brief.target, brief.versions),
+        "input_distributions": {name: one for name, one in INPUT_DISTRIBUTIONS.items() if one.words},
         "mode": mode_of(brief.problem.source),
         "narrow": narrow_of(brief.problem),
     }
+
+
+def _example(target: Target, versions: TargetVersions) -> dict[str, str]:
+    """The newest example that runs under `versions`; `PromptError` where PyTorch is too old for the target."""
+    choices = TARGETS[target].examples
+    for choice in choices:
+        if versions.torch_at_least(choice.torch):
+            files = {"reference": EXAMPLES / "reference.py", "answer": EXAMPLES / f"{choice.name}.py"}
+            return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    raise PromptError(
+        f"target '{target}' needs PyTorch {choices[-1].torch} or newer and {versions.torch} was asked for; "
+        "raise the version or choose another target"
+    )
 
 
 def _step_context(brief: Brief) -> dict[str, Any]:
     return {
         "role": brief.role,
         "device": brief.device,
-        "yardstick": brief.yardstick,
+        "baselines": brief.baselines,
         "directive": brief.directive.strip(),
         "parent": brief.parent,
         "history": brief.history,
@@ -161,6 +176,44 @@ def _environment(templates: Path | None) -> Environment:
         lstrip_blocks=True,
         autoescape=False,
     )
-    environment.globals["crib"] = crib
+    environment.globals["snippet"] = lambda name: snippet_texts()[name]
     environment.filters.update(cell=cell, fenced=fenced, milliseconds=milliseconds, times=times, trimmed=trimmed)
     return environment
+
+
+LONGEST_EVIDENCE = 6000
+"""Characters. Beyond it the middle goes: the deciding fact stands at the head, the last words of a tool at the end."""
+
+
+def fenced(text: str, language: str = "") -> str:
+    """`text` in a code fence that is longer than any run of backticks inside it."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text.strip(chr(10))}\n{fence}"
+
+
+def cell(text: str) -> str:
+    """`text` as the cell of a table: on one line and without bars."""
+    return " ".join(text.replace("|", "/").split())
+
+
+def trimmed(text: str, limit: int = LONGEST_EVIDENCE) -> str:
+    """`text` cut to about `limit` characters at line ends: two thirds from its head, one third from its tail."""
+    if len(text) <= limit:
+        return text
+    head = text[: limit * 2 // 3].rpartition("\n")[0] or text[: limit * 2 // 3]
+    tail = text[-(limit // 3) :].partition("\n")[2] or text[-(limit // 3) :]
+    left_out = len(text) - len(head) - len(tail)
+    return f"{head}\n[... {left_out} characters left out ...]\n{tail}"
+
+
+def milliseconds(value: float | None) -> str:
+    """A time in ms to three significant digits, never in scientific notation; a dash for None."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
+
+
+def times(value: float | None) -> str:
+    """A speedup with two decimals and an x; a dash for None."""
+    return "-" if value is None else f"{value:.2f}x"

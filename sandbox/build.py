@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.logs import build_reason, escaped, names_an_error, one_line, trim_build_log
 from kernelwright.sandbox.storage import (
     LIMIT_VARIABLE,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_uint, c_ulonglong, c_void_p
 from typing import NamedTuple
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 
 LIBRARY = "libnvidia-ml.so.1"
 SM, MEMORY = 1, 2

@@ -11,39 +11,21 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import kernelwright_child
+from kernelwright.problems.languages import LANGUAGES
+from kernelwright.problems.languages.language import Package
 from kernelwright.sandbox.verdict.errors import MachineError
 
 CHILD_FOLDER = Path(kernelwright_child.__file__).parent
 CHILD_ROOT = CHILD_FOLDER.parent
 """To be put on a child's `sys.path`."""
-
-
-class LanguagePackage(NamedTuple):
-    distribution: str
-    module: str
-    """What stands for it on disk."""
-    used: re.Pattern[str]
-    """What in a source says that the package's version can change what comes of it."""
-    needs_nvcc: bool
-    torch_since: tuple[str, str] | None = None
-    """From which of its versions on it needs which torch, where it does not tell pip so."""
-
-
-PACKAGES = {
-    "cutlass": LanguagePackage("nvidia-cutlass", "cutlass_library", re.compile(r"[<\"](?:cute|cutlass)/"), True),
-    "tilelang": LanguagePackage("tilelang", "tilelang", re.compile(r"\btilelang\b"), True),
-    "cute": LanguagePackage(
-        "nvidia-cutlass-dsl", "cutlass", re.compile(r"^\s*(?:from|import) cutlass\b", re.MULTILINE), False
-    ),
-    "helion": LanguagePackage("helion", "helion", re.compile(r"\bhelion\b"), False, ("1.5", "2.12")),
-}
+PACKAGES = {name: one.package for name, one in LANGUAGES.items() if one.package is not None}
 """By language; those that are not here need no package of their own."""
+ON_DEVICE = tuple(name for name, one in LANGUAGES.items() if one.device == "cuda")
+"""Languages whose candidates run on a GPU and nowhere else."""
 
 
 @cache
@@ -59,10 +41,10 @@ def package_version(language: str) -> str | None:
 
 
 def package_remedy(language: str) -> str:
-    return f"pip install 'kernelwright[{language}]'"
+    return f"pip install '{PACKAGES[language].requirement}'"
 
 
-def too_new(package: LanguagePackage, version: str, torch: str) -> str:
+def too_new(package: Package, version: str, torch: str) -> str:
     """Why this version of the package does not run with this torch, and the remedy; empty where it does."""
     if package.torch_since is None:
         return ""
@@ -104,25 +86,23 @@ def versions_used(source: str) -> dict[str, str]:
     }
 
 
-def cutlass_headers() -> Path | None:
-    """The folder that `#include <cute/tensor.hpp>` is meant from; None without the package."""
-    if package_version("cutlass") is None:
+def package_headers(language: str) -> Path | None:
+    """The include folder of the language's package; None where there is no such package, or it lacks its headers."""
+    package = PACKAGES[language]
+    if package.headers is None or package_version(language) is None:
         return None
-    spec = importlib.util.find_spec(PACKAGES["cutlass"].module)
-    folder = Path(str(spec and spec.origin)).parent / "source" / "include"
-    return folder if (folder / "cute" / "tensor.hpp").is_file() else None
+    spec = importlib.util.find_spec(package.module)
+    folder = Path(str(spec and spec.origin)).parent / package.headers[0]
+    return folder if (folder / package.headers[1]).is_file() else None
 
 
-def language_environment(kept: Path) -> Iterator[tuple[str, str]]:
-    """What the languages are told in a child's environment; `kept` is where they may keep what they have compiled."""
-    headers = cutlass_headers()
-    if headers is not None:
-        yield "CPLUS_INCLUDE_PATH", str(headers)  # both g++ and nvcc look there, behind what a command line names
-    yield "TILELANG_CACHE_DIR", str(kept / "tilelang")
-    yield "TILELANG_PRINT_ON_COMPILATION", "0"
-    yield "CUTE_DSL_CACHE_DIR", str(kept / "cute")
-    yield "HELION_CACHE_DIR", str(kept / "helion")
-    yield "HELION_AUTOTUNE_EFFORT", "none"  # a search for a configuration takes minutes, and would be timed
+def language_environment(kept: Path) -> dict[str, str]:
+    """Variables of a child for the languages; `kept` is where they may keep what they have compiled."""
+    found = {name: text.format(kept=kept) for one in LANGUAGES.values() for name, text in one.environment}
+    headers = [str(folder) for language in PACKAGES if (folder := package_headers(language)) is not None]
+    if headers:
+        found["CPLUS_INCLUDE_PATH"] = os.pathsep.join(headers)  # g++ and nvcc look there, behind the command line's
+    return found
 
 
 @cache
@@ -169,10 +149,6 @@ def compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
-ON_DEVICE = ("cuda", "cutlass", "triton", "tilelang", "helion", "cute")
-"""Languages whose candidates run on a GPU and nowhere else."""
-
-
 def needs_device(language: str, size: str) -> bool:
     """Whether a candidate of this language is judged on a GPU, for a problem of this size.
 
@@ -180,7 +156,8 @@ def needs_device(language: str, size: str) -> bool:
     """
     from kernelwright_child import driver
 
-    return language in ON_DEVICE or (language == "python" and size != "cpu" and driver.device_count() > 0)
+    known = LANGUAGES[language]
+    return known.device == "cuda" or (known.runs_anywhere and size != "cpu" and driver.device_count() > 0)
 
 
 def require_tools(language: str) -> None:
@@ -192,10 +169,9 @@ def require_tools(language: str) -> None:
         raise MachineError(
             f"a candidate in {language} needs a CUDA device and this machine has none; use one that has, or target cpp"
         )
-    package = PACKAGES.get(language)
-    if (language == "cuda" or (package and package.needs_nvcc)) and driver.toolkit_compiler() is None:
+    if LANGUAGES[language].needs_nvcc and driver.toolkit_compiler() is None:
         raise MachineError("no CUDA compiler nvcc is found; install the CUDA toolkit, or set CUDA_HOME to it")
-    if language in ("cpp", "cuda", "cutlass") and compiler() is None:
+    if LANGUAGES[language].compiled_by == "load_inline" and compiler() is None:
         wanted = os.environ.get("CXX", "g++")
         raise MachineError(f"no C++ compiler {wanted!r} is found; install one (Debian: apt-get install g++) or set CXX")
 

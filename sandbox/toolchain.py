@@ -29,6 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from kernelwright.problems.languages import LANGUAGES
 from kernelwright.sandbox.locks import try_lock
 from kernelwright.sandbox.logs import build_reason
 from kernelwright.sandbox.machine import CHILD_FOLDER, CHILD_ROOT, processor_name
@@ -47,9 +48,10 @@ PROGRAM = """#!/bin/sh
 exec {python} -I -S -c 'import sys; sys.path.insert(0, {root})
 from kernelwright_child.compiling import main; main(sys.argv[1:])' {kind} "$@"
 """
+LAUNCHERS = "|".join(one.module for one in LANGUAGES.values() if one.needs_python_header)
 INCLUDES_PYTHON = re.compile(
     r"#\s*include\s*[<\"](?:torch/(?:extension|python)\.h|pybind11/|Python\.h)"
-    r"|^\s*(?:import|from) (?:triton|helion)\b",
+    rf"|^\s*(?:import|from) (?:{LAUNCHERS})\b",
     re.M,
 )
 
@@ -139,7 +141,7 @@ def require_headers(source: str, header: Path | None = None) -> None:
     Debian's python3 comes without it, and the candidate would be blamed for that. One that builds a plain shared
     library does not need it.
     """
-    # By its own words: `load_inline` adds torch/extension.h unasked, and Triton, as Helion, compiles a launcher.
+    # By its own words: `load_inline` adds torch/extension.h unasked, and some languages compile a launcher.
     unasked = "load_inline" in source and "no_implicit_headers" not in source
     if unasked or INCLUDES_PYTHON.search(source):
         require_python_header("building this candidate", header)

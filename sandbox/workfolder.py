@@ -161,7 +161,7 @@ class WorkFolder:
             "TORCH_EXTENSIONS_DIR": str(self.path / "build"),
             "TRITON_CACHE_DIR": str(self.path / "triton"),
             **COMPILING,
-            **dict(language_environment(self.path / "triton")),
+            **language_environment(self.path / "triton"),
         }
 
     def close(self) -> None:

@@ -53,4 +53,4 @@ def test_git_ignores_no_source_that_ships():
 def test_sources_are_parsed_in_one_place_only():
     """Elsewhere two threads could parse at once, which ends one of them in Python 3.11."""
     calls = [name for name, module in structure.modules().items() if "ast.parse(" in module.path.read_text()]
-    assert calls == ["kernelwright.problems.record.source"]
+    assert calls == ["kernelwright.problems.source"]

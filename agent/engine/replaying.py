@@ -17,7 +17,7 @@ from kernelwright.agent.log.view import View
 from kernelwright.agent.steering.advice import IdeaStatistics
 from kernelwright.agent.steering.budget import load_prices
 from kernelwright.agent.strategies import Stop, load_strategy
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.prompts import TargetVersions, continued
 
 Made = tuple[log_events.Body, list[str]]

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.prompts import Target
 
 Adviser = Literal["plan", "critique", "reflect"]

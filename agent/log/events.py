@@ -7,7 +7,7 @@ from pydantic import AwareDatetime, Field
 from kernelwright.agent.log import records
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.verdict.verdicts import Verdict
 
 AtFault = Literal["broken", "unsupported", "machine"]

@@ -9,14 +9,14 @@ from typing import Annotated, Self, TypeVar
 from pydantic import BeforeValidator, Field
 
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.languages import LanguageName
+from kernelwright.problems.problem import Record
 from kernelwright.prompts import Idea, Prompt, Role, Section, Target
 from kernelwright.sandbox.verdict.report import DOUBTS, speedup_words
 from kernelwright.sandbox.verdict.verdicts import (
     NOISE_LIMIT,
     SAME_WITHIN,
     Failed,
-    Language,
     Measurement,
     Passed,
     Verdict,
@@ -75,7 +75,7 @@ class Knob(Record):
 
 class FoundCandidate(Record):
     digest: str
-    language: Language
+    language: LanguageName
     how: str
     warnings: tuple[str, ...] = ()
     normal: str = ""

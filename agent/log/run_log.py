@@ -32,7 +32,7 @@ from kernelwright.agent.log.events import Body, Event, OfAttempt, OfProblem, Res
 from kernelwright.agent.log.records import PromptOutline, Reply
 from kernelwright.agent.log.view import View, fold
 from kernelwright.problems import Problem
-from kernelwright.problems.record.base import Record, first_fault
+from kernelwright.problems.problem import Record, first_fault
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.locks import open_everybodys, try_lock, unlock
 from kernelwright.sandbox.storage import write_atomically

@@ -9,7 +9,7 @@ from typing import Any
 from kernelwright.agent.log import events as log_events
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.records import Attempt, FollowUp, KnownIdea, ranked
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 
 GOES_ON = {"stopped": None, "fault": None}
 

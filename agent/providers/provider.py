@@ -8,7 +8,7 @@ from pydantic import Field
 
 from kernelwright.agent.log.events import Event
 from kernelwright.agent.log.records import Ask, Reply, Request
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from kernelwright.agent.strategies import function_in
-from kernelwright.problems.record.base import read_table
+from kernelwright.problems.problem import read_table
 from kernelwright.sandbox.storage import write_atomically
 
 if TYPE_CHECKING:

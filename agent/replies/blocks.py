@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from kernelwright.problems.record.source import Binding, bindings, parse_module, top_level
+from kernelwright.problems.source import Binding, bindings, parse_module, top_level
 
 LONGEST_SOURCE = 300_000
 """Characters. A longer text is taken for no candidate: parsing it would cost seconds and hundreds of megabytes."""

@@ -13,9 +13,9 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from kernelwright.agent.replies.blocks import Block, Broken, Module, Parser, breaks_off, fenced_blocks, raw_block
-from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.authenticity.languages import language_of
-from kernelwright.sandbox.verdict.verdicts import Language
+from kernelwright.problems.languages import LanguageName
+from kernelwright.problems.languages.detect import language_of
+from kernelwright.problems.problem import Record
 
 
 class Extraction(Record):
@@ -24,7 +24,7 @@ class Extraction(Record):
     source: str
     how: str
     """Where it stood and which of how many it was, for a person to read."""
-    language: Language
+    language: LanguageName
     warnings: tuple[str, ...] = ()
     """What is odd about the reply or the source; none keeps it from being judged."""
 

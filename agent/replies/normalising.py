@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from kernelwright.problems.record.source import parse_module
+from kernelwright.problems.source import parse_module
 
 _C_SOURCE = re.compile(r"[;{}]\s*\n|\bextern\s+\"C\"|__global__|^\s*#\s*include\b", re.MULTILINE)
 _C_TOKEN = re.compile(

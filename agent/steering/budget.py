@@ -13,7 +13,7 @@ from kernelwright.agent.log.config import Budget, SearchConfig
 from kernelwright.agent.log.records import Attempt, ReplyFacts
 from kernelwright.agent.log.view import View
 from kernelwright.agent.strategies.moves import last_gain
-from kernelwright.problems.record.base import Record, read_table
+from kernelwright.problems.problem import Record, read_table
 from kernelwright.sandbox.verdict.report import floor_ms
 
 SHIPPED = Path(__file__).parent.parent / "data" / "prices.toml"

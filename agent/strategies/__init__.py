@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.view import View
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.prompts import Role
 
 

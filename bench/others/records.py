@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.results.records import read_lines, write_lines
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.verdict.settings import Accuracy, JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed, Verdict
 

@@ -17,7 +17,7 @@ from bench.chosen import Kept, is_in_time
 from bench.gpu_facts import NO_DEVICE, Report
 from bench.others.records import OURS, REASON, THEIRS, Row, outcome_of, read_rows
 from bench.others.sources import Released, read, with_present_reference
-from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.settings import Accuracy, Settings

@@ -14,8 +14,8 @@ from kernelwright.evals.boards.verifying import judged_here
 from kernelwright.evals.figures import measured
 from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.problems import Problem, ProblemError, load_problem
-from kernelwright.problems.formats.collections import SEPARATOR
-from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.problems.formats import SEPARATOR
+from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.settings import Settings
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.results.again import problem_of
 from bench.results.index import Kept, read_index
-from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.gpu_tools import SANITIZE, needed, parse_hazards, run_call, sanitizer
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.storage import write_atomically

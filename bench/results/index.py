@@ -16,7 +16,7 @@ from kernelwright.evals.runs.facts import ProblemFacts, RunFacts
 from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.reading import safe_name
-from kernelwright.problems.record.base import Record, first_fault
+from kernelwright.problems.problem import Record, first_fault
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, judged_by
 from kernelwright.sandbox.verdict.verdicts import Measurement, Passed, TimingClock

@@ -20,8 +20,8 @@ from kernelwright.agent.log.run_log import Header, RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.runs.facts import ProblemFacts, run_facts
 from kernelwright.problems import Problem, ProblemError
-from kernelwright.problems.record.base import Record
-from kernelwright.prompts.prompt import estimated_tokens
+from kernelwright.problems.problem import Record
+from kernelwright.prompts.brief import estimated_tokens
 
 L = TypeVar("L", bound=BaseModel)
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.kernelbench import level_folders, origin_of
-from kernelwright.problems.record.base import Record, first_fault
+from kernelwright.problems.problem import Record, first_fault
 
 FILE = "selection.toml"
 PLACES = {

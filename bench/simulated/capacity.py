@@ -5,7 +5,7 @@ once (the operational bounds of Denning and Buzen, 1978). What queues add near a
 that part.
 """
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.pool.dispatch import KEPT
 
 HOUR_S = 3600.0

@@ -13,7 +13,7 @@ from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.providers.kinds.simulated import SimulatedEvaluator, SimulatedProvider
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.problems import Problem
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.prompts import TargetVersions, cpu_sheet
 
 SOURCE = """\

@@ -3,7 +3,7 @@
 from kernelwright.evals import figures
 from kernelwright.evals.figures import Estimate
 from kernelwright.evals.runs.facts import ProblemFacts, RunFacts
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.verdict.verdicts import TimingClock
 
 

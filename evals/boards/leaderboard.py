@@ -15,7 +15,7 @@ from kernelwright.agent.strategies import function_in
 from kernelwright.evals import figures
 from kernelwright.evals.figures import BASELINES, COPY, OWN_KERNEL, Effort, Estimate, Measured, Result
 from kernelwright.evals.runs.facts import Kernel, ProblemFacts, RunFacts
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.verdict.report import counted_speedup
 from kernelwright.sandbox.verdict.settings import AT_EFFORT, JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import TimingClock

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from kernelwright.problems import Problem, ProblemError
 from kernelwright.problems.formats import Entry
 from kernelwright.problems.formats.reading import json_lines
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.source import lint_source
+from kernelwright.problems.problem import Record
+from kernelwright.problems.source import lint_source
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.exact_on_device import PartOfReference
 from kernelwright.sandbox.calls.memory_planning import refusal_by_text

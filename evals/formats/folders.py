@@ -16,7 +16,7 @@ from kernelwright.agent.log.best import JUDGE_AGAIN, PROBLEM, device_option
 from kernelwright.evals.formats import kernelbench
 from kernelwright.evals.formats.samples import Outcome, Sample, best_of
 from kernelwright.problems.formats.reading import safe_name, write_problem
-from kernelwright.problems.texts.rewriting import library
+from kernelwright.problems.problem import library
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.report import DOUBTS, LAUNCH_BOUND, USUAL, others_of, report, speedup_words
 from kernelwright.sandbox.verdict.verdicts import Passed

@@ -7,9 +7,8 @@ from typing import Literal
 from kernelwright.evals.formats import kernelbench, solutions
 from kernelwright.evals.formats.samples import Samples
 from kernelwright.problems import ProblemError
-from kernelwright.problems.formats.definition import Definition, read_definition
-from kernelwright.problems.formats.flashinfer import definition_files
-from kernelwright.problems.record.source import read_json, read_text
+from kernelwright.problems.formats.flashinfer import Definition, definition_files, read_definition
+from kernelwright.problems.source import read_json, read_text
 
 CandidateFormat = Literal["kernelbench", "leaderboard", "flashinfer"]
 

@@ -13,11 +13,12 @@ from pydantic import Field, ValidationError
 from kernelwright.agent.log.records import ranked
 from kernelwright.evals.formats.samples import Outcome, Sample, Samples, sample_of
 from kernelwright.problems import ProblemError
-from kernelwright.problems.formats.definition import Foreign, fault_of
-from kernelwright.problems.record.source import read_json, read_text
+from kernelwright.problems.formats.reading import Foreign, fault_of
+from kernelwright.problems.languages import LANGUAGES, LanguageName
+from kernelwright.problems.source import read_json, read_text
 from kernelwright.sandbox.machine import ON_DEVICE
 from kernelwright.sandbox.storage import write_atomically
-from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Failed, Language, Passed
+from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Failed, Passed
 
 FILE = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)(_kernel)?")
 EVALUATION = "eval_results.json"
@@ -33,12 +34,9 @@ FAULTS = {"scan": "compilation_error", "build": "compilation_error", "check": "c
 """By stage, the key of their metadata that holds the reason; `runtime_error` for the others."""
 
 
-BACKENDS: dict[Language, str] = {
-    **{"cuda": "cuda", "cutlass": "cuda", "triton": "triton", "tilelang": "tilelang", "helion": "triton"},
-    "cute": "cute",
-}
+BACKENDS = {name: one.kernelbench for name, one in LANGUAGES.items() if one.kernelbench}
 """By language, the `backend` that their evaluator takes a candidate under: it decides how a source is loaded, and in
-which dtype. They have none for Helion, which becomes Triton. What runs on a processor, and PyTorch, has none."""
+which dtype. What runs on a processor, and PyTorch, has none."""
 FOREIGN_BACKENDS = {
     "hip": "it is for AMD GPUs, and candidates are judged on NVIDIA's",
     "thunderkittens": "its headers come in no package; a candidate that brings them itself is one in cuda",
@@ -46,16 +44,16 @@ FOREIGN_BACKENDS = {
 """Theirs that no language of ours stands for, and why."""
 
 
-def language_of_backend(backend: str) -> Language:
+def language_of_backend(backend: str) -> LanguageName:
     """The language that answers for their backend are asked for in; `ProblemError` with the reason where none is."""
     name = backend.lower()
     if name in FOREIGN_BACKENDS:
         raise ProblemError(f"KernelBench's backend {name!r} is not supported: {FOREIGN_BACKENDS[name]}")
-    found = next((language for language, theirs in BACKENDS.items() if theirs == name), None)
-    if found is None:
+    found = [language for language, theirs in BACKENDS.items() if theirs == name]
+    if not found:
         there = ", ".join(dict.fromkeys([*BACKENDS.values(), *FOREIGN_BACKENDS]))
         raise ProblemError(f"KernelBench has no backend {backend!r}; there are: {there}")
-    return found
+    return name if name in found else found[0]
 
 
 class EvalResult(Foreign):

@@ -14,8 +14,8 @@ from kernelwright.agent.log.view import fold
 from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import DATABASE, Collected, read_source, source_digest
 from kernelwright.problems import Problem
-from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.problems.problem import Record
+from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
 
 BENCH_ID = re.compile(r"level(\d+)/(\d+)")

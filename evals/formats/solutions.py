@@ -15,9 +15,10 @@ from pydantic import Field, ValidationError
 
 from kernelwright.evals.formats.samples import Outcome, Sample, Samples, sample_of
 from kernelwright.problems import Problem, ProblemError
-from kernelwright.problems.formats.definition import Definition, FlashInferTrace, Foreign, Workload, fault_of
-from kernelwright.problems.formats.reading import Unsupported, safe_name
-from kernelwright.problems.record.source import parse_expression, read_json, read_text
+from kernelwright.problems.formats.flashinfer import Definition, FlashInferTrace, Workload
+from kernelwright.problems.formats.reading import Foreign, Unsupported, fault_of, safe_name
+from kernelwright.problems.languages import LANGUAGES
+from kernelwright.problems.source import parse_expression, read_json, read_text
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.report import verdict_words
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
@@ -285,8 +286,8 @@ def solution_of(outcome: Outcome, flavour: Flavour, hardware: str) -> Solution:
     assert origin is not None and origin.title, "only problems with a definition have solutions"
     given = origin.details.get("inputs")
     inputs = [str(name) for name in given] if isinstance(given, list) else []
-    is_triton, is_flashinfer = sample.candidate.language == "triton", flavour == "flashinfer"
-    language = "triton" if is_triton else "python" if is_flashinfer else "pytorch"
+    is_flashinfer = flavour == "flashinfer"
+    language = LANGUAGES[sample.candidate.language].flashinfer or ("python" if is_flashinfer else "pytorch")
     spec: dict[str, Any] = {"language": language} if is_flashinfer else {"languages": [language]}
     return Solution(
         name=solution_name(sample, outcome.problem),

@@ -21,7 +21,7 @@ from kernelwright.evals.figures import BUILT, Effort, Measured, kernel_label, me
 from kernelwright.evals.scores.score_log import folders_in, is_score, logs_by_device
 from kernelwright.evals.scores.scoring import DATABASE, level_of
 from kernelwright.problems import Problem
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSION, judged_by
 from kernelwright.sandbox.verdict.verdicts import Failed

@@ -4,9 +4,9 @@ from pydantic import BaseModel, ConfigDict
 
 from kernelwright.agent.briefs import remembered, sheet_for
 from kernelwright.problems import Problem, ProblemError, load_problem
+from kernelwright.problems.languages import TARGETS
 from kernelwright.prompts import Brief, Parent, Prompt, Role, Target, TargetVersions, render
-from kernelwright.prompts.brief import Yardstick
-from kernelwright.prompts.targets import TARGETS
+from kernelwright.prompts.brief import Baselines
 from kernelwright.sandbox.verdict.settings import Settings
 
 DIRECTIONS = ("forward", "backward", "both")
@@ -46,7 +46,7 @@ def show_prompt(choice: PromptChoice, without: frozenset[str] = frozenset()) -> 
         role=choice.role,
         device=sheet,
         versions=TargetVersions(**choice.versions),
-        yardstick=Yardstick() if choice.device else remembered(problem, sheet, Settings().threads),
+        baselines=Baselines() if choice.device else remembered(problem, sheet, Settings().threads),
         parent=parent,
     )
     return render(brief, without=without)
@@ -55,7 +55,7 @@ def show_prompt(choice: PromptChoice, without: frozenset[str] = frozenset()) -> 
 def first_prompt(problem: Problem, target: Target) -> Prompt:
     sheet = sheet_for(target, None)
     known = remembered(problem, sheet, Settings().threads)
-    return render(Brief(problem=problem, target=target, role="propose", device=sheet, yardstick=known))
+    return render(Brief(problem=problem, target=target, role="propose", device=sheet, baselines=known))
 
 
 def default_size(problem: str, target: Target) -> str | None:

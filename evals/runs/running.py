@@ -25,12 +25,11 @@ from kernelwright.agent.providers.provider import ProviderOptions, check_provide
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.runs.version import commit, own_version
-from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
-from kernelwright.problems.formats import collections
-from kernelwright.problems.formats.collections import HOMES, addresses
-from kernelwright.problems.record.base import Record, first_fault
+from kernelwright.problems import Problem, ProblemError, catalog_names, formats, load_problem
+from kernelwright.problems.formats import HOMES, addresses
+from kernelwright.problems.languages import TARGETS
+from kernelwright.problems.problem import Record, first_fault
 from kernelwright.prompts import TargetVersions, device_sheet
-from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.judge.given import GivenProblem, checked_problems
 from kernelwright.sandbox.machine import require_tools, versions
 from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, as_far_as_there, settled
@@ -94,7 +93,7 @@ def _answered(target: str, dtype: str | None = None) -> tuple[str, ...]:
 
 def left_out(name: str) -> tuple[LeftOut, ...]:
     """The entries of a suite that can not be loaded; `suite` does without them."""
-    entries = collections.left_out(name) if _is_foreign(name) else {}
+    entries = formats.left_out(name) if _is_foreign(name) else {}
     return tuple(
         LeftOut(problem=address, why=entry.why, fault="broken" if entry.status == "broken" else "unsupported")
         for address, entry in entries.items()

@@ -18,7 +18,7 @@ from kernelwright.agent.log.run_log import HEADER, SCHEMA, Header, RunLog
 from kernelwright.evals.scores.judgements import Judgement, Judgements, rows_of
 from kernelwright.evals.scores.scoring import DATABASE, source_digest
 from kernelwright.prompts import Target
-from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import AT_EFFORT
 

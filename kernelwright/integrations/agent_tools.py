@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Self
 from kernelwright.evals.runs.prompting import first_prompt
 from kernelwright.integrations.reward import LONGEST, RewardTerms, feedback, reward
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
-from kernelwright.problems.record.source import reading_below
+from kernelwright.problems.source import reading_below
 from kernelwright.prompts import Target
-from kernelwright.prompts.markdown import fenced, trimmed
-from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.prompts.rendering import fenced, trimmed
+from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.judge.given import is_file_name, shown
 from kernelwright.sandbox.machine import needs_device
 from kernelwright.sandbox.pool.rewarding import Judging

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from kernelwright.integrations.agent_tools import AgentTools, ToolRefused, ToolVerdict
 from kernelwright.problems import ProblemError
-from kernelwright.problems.record.base import first_fault
+from kernelwright.problems.problem import first_fault
 from kernelwright.prompts import Target
 from kernelwright.sandbox.judge.given import shown
 from kernelwright.sandbox.pool.protocol import ExecutorError

@@ -17,7 +17,7 @@ from kernelwright.evals.runs.prompting import first_prompt
 from kernelwright.integrations.reward import Flag
 from kernelwright.integrations.scoring import CompletionScorer
 from kernelwright.problems import catalog_names
-from kernelwright.problems.texts.rewriting import LibraryMissing
+from kernelwright.problems.problem import LibraryMissing
 from kernelwright.prompts import Target
 from kernelwright.sandbox.judge.given import GivenProblem, checked_problems
 from kernelwright.sandbox.verdict.settings import Settings

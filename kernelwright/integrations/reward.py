@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kernelwright.problems.record.base import Record
-from kernelwright.prompts.markdown import trimmed
+from kernelwright.problems.problem import Record
+from kernelwright.prompts.rendering import trimmed
 from kernelwright.sandbox.verdict.report import DOUBTS, counted_speedup, measurement_of, timing_lines
 from kernelwright.sandbox.verdict.verdicts import JAIL_OFF, Look
 

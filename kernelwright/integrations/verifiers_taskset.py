@@ -8,7 +8,7 @@ from functools import cache
 
 from kernelwright.evals.runs.prompting import first_prompt
 from kernelwright.integrations.scoring import CompletionScorer
-from kernelwright.problems.texts.rewriting import LibraryMissing
+from kernelwright.problems.problem import LibraryMissing
 from kernelwright.prompts import Target
 from kernelwright.sandbox.verdict.settings import Settings
 

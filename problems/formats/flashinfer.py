@@ -1,24 +1,180 @@
-"""FlashInfer-Trace and SOL-ExecBench: definitions with workloads; one problem a workload."""
+"""FlashInfer-Trace and SOL-ExecBench: definitions with workloads, read and written; one problem a workload.
+
+Fields that we do not know are kept as they are and can be asked for; nothing is dropped on the way through.
+"""
 
 import ast
 import hashlib
+import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from kernelwright.problems.formats.definition import (
-    Definition,
-    TensorSpec,
-    Workload,
-    WorkloadInput,
-    read_definition,
-    read_workloads,
+from pydantic import Field, ValidationError
+
+from kernelwright.problems.arithmetic import ITEM_BYTES, NotArithmetic, evaluate
+from kernelwright.problems.formats.reading import (
+    Collection,
+    Entry,
+    Foreign,
+    Unsupported,
+    entry_of,
+    fault_of,
+    first_line,
+    json_lines,
+    safe_name,
 )
-from kernelwright.problems.formats.reading import Collection, Entry, Unsupported, entry_of, safe_name
-from kernelwright.problems.record.problem import Format, Origin, Problem, ProblemError, Tolerance
-from kernelwright.problems.record.source import bound_names, parse, read_json, read_text
-from kernelwright.problems.texts.arithmetic import NotArithmetic, evaluate
+from kernelwright.problems.problem import (
+    Bound,
+    Format,
+    Origin,
+    Problem,
+    ProblemError,
+    StatedTolerance,
+    Tolerance,
+)
+from kernelwright.problems.source import bound_names, parse, read_json, read_text
+
+
+class DefinitionAxis(Foreign):
+    """One dimension: constant, given by the workload, or computed from others."""
+
+    type: Literal["const", "var", "expr"]
+    value: int | None = None
+    expression: str | None = None
+    description: str | None = None
+
+
+class TensorSpec(Foreign):
+    shape: list[str] | None
+    dtype: str
+    description: str | None = None
+
+
+class Definition(Foreign):
+    """What is to be computed; `reference` defines `run`."""
+
+    name: str = Field(min_length=1)
+    op_type: str | None = None
+    type: str | None = None
+    """What `op_type` was called in early files."""
+    axes: dict[str, DefinitionAxis]
+    inputs: dict[str, TensorSpec]
+    outputs: dict[str, TensorSpec] = Field(min_length=1)
+    reference: str
+    custom_inputs_entrypoint: str | None = None
+    tags: list[str] | None = None
+    description: str | None = None
+    constraints: list[str] | None = None
+
+    def sizes(self, given: dict[str, int]) -> dict[str, int]:
+        """The size of every axis for a workload's variable ones. `ProblemError` where one is missing or no number."""
+        sizes = {name: axis.value for name, axis in self.axes.items() if axis.value is not None} | given
+        waiting = {name: axis.expression for name, axis in self.axes.items() if axis.expression is not None}
+        for _ in range(len(waiting)):
+            for name, expression in list(waiting.items()):
+                try:
+                    sizes[name] = int(evaluate(expression, sizes))
+                except NotArithmetic:
+                    continue
+                del waiting[name]
+        for name in self.axes:
+            if sizes.get(name) is None:
+                raise ProblemError(
+                    f"{self.name}: axis {name!r} has no size; the workload or an expression must give it"
+                )
+        return {name: int(size) for name, size in sizes.items() if size is not None}
+
+    def shape(self, spec: TensorSpec, sizes: dict[str, int]) -> list[int] | None:
+        """The shape of an input or output; None for a number."""
+        if spec.shape is None:
+            return None
+        for axis in spec.shape:
+            if axis not in sizes:
+                raise ProblemError(f"{self.name}: a shape names the axis {axis!r}, which is not defined; define it")
+        return [sizes[axis] for axis in spec.shape]
+
+
+class WorkloadInput(Foreign):
+    """Where an input comes from."""
+
+    type: str
+    value: bool | int | float | None = None
+    path: str | None = None
+    tensor_key: str | None = None
+
+
+class ForeignTolerance(Foreign):
+    """The tolerance of one workload of SOL-ExecBench."""
+
+    max_atol: Bound | None = None
+    max_rtol: Bound | None = None
+    required_matched_ratio: float | None = Field(default=None, ge=0, le=1)
+    max_error_cap: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    allow_negative_inf: bool | None = None
+
+    def stated(self) -> StatedTolerance:
+        return StatedTolerance(**{name: getattr(self, name) for name in StatedTolerance.model_fields})
+
+
+class Workload(Foreign):
+    """The sizes of the variable axes, and where each input comes from."""
+
+    uuid: str = Field(min_length=1)
+    axes: dict[str, int]
+    inputs: dict[str, WorkloadInput] = Field(default={})
+    tolerance: ForeignTolerance | None = None
+
+
+class FlashInferTrace(Foreign):
+    """A line of FlashInfer-Trace: a workload alone, or with what a solution did on it."""
+
+    definition: str
+    workload: Workload
+    solution: str | None = None
+    evaluation: dict[str, Any] | None = None
+
+
+def read_definition(path: Path) -> Definition:
+    """The definition in a JSON file; `ProblemError` says what is wrong with it."""
+    try:
+        definition = Definition.model_validate(read_json(read_text(path), str(path)))
+    except ValidationError as error:
+        raise ProblemError(f"{path}: {fault_of(error)}") from None
+    for name, axis in definition.axes.items():
+        if (axis.type == "const" and axis.value is None) or (axis.type == "expr" and axis.expression is None):
+            raise ProblemError(f"{path}: axis {name!r} is of type {axis.type} and has no value; give it one")
+    return definition
+
+
+def read_workloads(path: Path, definition: Definition) -> tuple[list[Workload | str], bool]:
+    """The workloads of a JSONL file in order, with a sentence for a line that is none; and whether they were traces.
+
+    A line is a workload (SOL-ExecBench), or a trace that holds one (FlashInfer-Trace). Lines of other definitions and
+    results of solutions are left out.
+    """
+    found: list[Workload | str] = []
+    traced = False
+    for number, line in enumerate(json_lines(read_text(path)), 1):
+        if not line.strip():
+            continue
+        where = f"line {number} of {path.name}"
+        try:
+            content = read_json(line, where)
+            if isinstance(content, dict) and "workload" in content:
+                traced = True
+                trace = FlashInferTrace.model_validate(content)
+                if trace.definition == definition.name and trace.solution is None:
+                    found.append(trace.workload)
+            else:
+                found.append(Workload.model_validate(content))
+        except ValidationError as error:
+            found.append(f"{where}: {fault_of(error)}")
+        except ProblemError as error:
+            found.append(str(error))
+    return found, traced
+
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = {"int64": 1000, "int32": 1000, "int16": 1000, "int8": 128}
@@ -71,7 +227,7 @@ def source_of(call: SizedDefinition) -> str:
     for kind, specs in (("input", definition.inputs), ("output", definition.outputs)):
         for name, spec in specs.items():
             if not name.isidentifier():
-                raise ProblemError(f"{definition.name}: the {kind} {name!r} is no name for a parameter; rename it")
+                raise ProblemError(f"{definition.name}: the {kind} {name!r} is not a name for a parameter; rename it")
             if spec.dtype not in (*FLOATS, *INTEGERS, "bool"):
                 raise Unsupported(f"{kind} {name} is {spec.dtype}, which the judge does not draw or compare")
     entry = definition.custom_inputs_entrypoint
@@ -79,7 +235,7 @@ def source_of(call: SizedDefinition) -> str:
         raise ProblemError(f"{definition.name}: its reference has no function {entry!r} to make inputs; add it")
     return definition.reference.rstrip("\n") + ADAPTER.format(
         captured=f"_custom_inputs = {entry}\n" if _is_custom(call.workload) else "",
-        title=_one_line(definition.description or definition.name),
+        title=first_line(definition.description or definition.name),
         parameters=", ".join(definition.inputs),
         arguments=", ".join(_arguments(definition, tree)),
         names=list(definition.outputs),
@@ -158,11 +314,6 @@ def _drawn(call: SizedDefinition, name: str, spec: TensorSpec) -> str:
     return f"_torch.randint({-bound}, {bound}, {shape}, dtype=_torch.{spec.dtype})"
 
 
-def _one_line(text: str) -> str:
-    return text.strip().splitlines()[0].replace("\\", "/").replace('"', "'") if text.strip() else ""
-
-
-ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 SHORT_ID = 8
 
 
@@ -198,7 +349,7 @@ def read_definitions(root: Path) -> Collection:
 
 
 def _workloads(path: Path, definition: Definition) -> tuple[Format, list[Workload | str]]:
-    """Those that lie where either benchmark keeps them; without any, the one that a definition of constants has."""
+    """Read them from where either benchmark keeps them; without any, a definition of constants has one."""
     beside = path.parent / "workload.jsonl"
     places = [beside] if path.name == "definition.json" else _trace_files(path)
     found: list[Workload | str] = []
@@ -248,7 +399,7 @@ def _origin(definition: Definition, workload: Workload, kind: Format) -> Origin:
 
 
 def _short_ids(uuids: list[str]) -> dict[str, str]:
-    """The first letters of each, or a digest where those do not tell them apart."""
+    """The first letters of each, or a digest where those are not unique."""
     short = {uuid: safe_name(uuid)[:SHORT_ID] for uuid in uuids}
     taken = list(short.values())
     return {
@@ -293,10 +444,5 @@ def _constraints(definition: Definition, sizes: dict[str, int]) -> Iterator[str]
 
 
 def _input_bytes(definition: Definition, sizes: dict[str, int]) -> int:
-    total = 0
-    for spec in [*definition.inputs.values(), *definition.outputs.values()]:
-        count = 1
-        for size in definition.shape(spec, sizes) or ():
-            count *= size
-        total += count * ITEM_BYTES.get(spec.dtype, 1)
-    return total
+    specs = [*definition.inputs.values(), *definition.outputs.values()]
+    return sum(ITEM_BYTES[spec.dtype] * math.prod(definition.shape(spec, sizes) or ()) for spec in specs)

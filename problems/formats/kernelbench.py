@@ -2,21 +2,21 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kernelwright.problems.arithmetic import input_bytes
 from kernelwright.problems.formats.reading import (
     Collection,
     Entry,
-    ForeignReference,
     entry_of,
+    into_convention,
     json_lines,
-    read_reference,
     safe_name,
 )
-from kernelwright.problems.record.problem import Origin, ProblemError
-from kernelwright.problems.record.source import read_json, read_text
-from kernelwright.problems.texts.rewriting import library
+from kernelwright.problems.problem import Origin, Problem, ProblemError, library
+from kernelwright.problems.source import check_reference, read_json, read_text, title_of
 
 LEVEL = re.compile(r"level_?(\d+)")
 FILE = re.compile(r"(\d+)_(.*)")
@@ -38,9 +38,9 @@ def level_folders(root: Path) -> list[Path]:
         return [root]
     for place in (root, root / "KernelBench"):
         if place.is_dir():
-            found = [path for path in place.iterdir() if path.is_dir() and LEVEL.fullmatch(path.name)]
-            if found:
-                return sorted(found, key=lambda path: _number(LEVEL, path.name))
+            folders = ((LEVEL.fullmatch(path.name), path) for path in place.iterdir() if path.is_dir())
+            if found := [(int(match[1]), path) for match, path in folders if match]:
+                return [path for _, path in sorted(found)]
     return []
 
 
@@ -48,18 +48,17 @@ def read_tree(root: Path) -> Collection:
     entries: list[Entry] = []
     strangers: list[str] = []
     for level in level_folders(root):
-        files = [path for path in sorted(level.glob("*.py")) if path.stem != "__init__"]
-        numbered = [path for path in files if FILE.fullmatch(path.stem)]
-        strangers += [str(path) for path in files if not FILE.fullmatch(path.stem)]
-        entries += [_file_entry(path) for path in sorted(numbered, key=lambda path: _number(FILE, path.stem))]
-    notes = tuple(f"{path} bears no number, so it is no problem of a level" for path in strangers)
+        files = [path for path in level.glob("*.py") if path.stem != "__init__"]
+        strangers += [str(path) for path in sorted(files) if origin_of(path) is None]
+        numbered = [(int(path.stem.partition("_")[0]), path, origin) for path in files if (origin := origin_of(path))]
+        for _, path, origin in sorted(numbered, key=lambda one: one[:2]):
+            entries.append(entry_of(origin, partial(_file_entry, origin, path)))
+    notes = tuple(f"{path} has no number, so it is not a problem of a level" for path in strangers)
     return Collection("kernelbench", tuple(_numbered_once(entries)), notes)
 
 
-def _file_entry(path: Path) -> Entry:
-    origin = origin_of(path)
-    assert origin is not None, "only numbered files of a level come here"
-    return entry_of(origin, lambda: _entry(origin, path.stem, read_text(path)))
+def _file_entry(origin: Origin, path: Path) -> Entry:
+    return _entry(origin, path.stem, read_text(path))
 
 
 def read_rows(path: Path) -> Collection:
@@ -71,7 +70,7 @@ def read_rows(path: Path) -> Collection:
 
 def _row_entry(where: str, row: object) -> Entry:
     if not isinstance(row, dict):
-        return Entry(id=where, status="broken", why="the line is no JSON object; give one object a line")
+        return Entry(id=where, status="broken", why="the line is not a JSON object; give one object a line")
     missing = [column for column in COLUMNS if row.get(column) is None]
     if missing:
         return Entry(
@@ -80,7 +79,7 @@ def _row_entry(where: str, row: object) -> Entry:
     try:
         level, number = int(str(row["level"]).removeprefix("level").lstrip("_")), int(row["problem_id"])
     except ValueError:
-        return Entry(id=where, status="broken", why=f"level {row['level']!r} or problem_id is no number")
+        return Entry(id=where, status="broken", why=f"level {row['level']!r} or problem_id is not a number")
     name = str(row["name"])
     title = name if name.endswith(".py") else f"{name}.py"
     stem = name.removesuffix(".py") if FILE.fullmatch(name.removesuffix(".py")) else f"{number}_{name}"
@@ -91,7 +90,17 @@ def _row_entry(where: str, row: object) -> Entry:
 
 def _entry(origin: Origin, stem: str, source: str, notes: tuple[str, ...] = ()) -> Entry:
     level = origin.id.partition("/")[0]
-    return read_reference(ForeignReference(origin, f"{level}_{safe_name(stem)}", level, source), notes)
+    tree = check_reference(source, origin.id)
+    source = into_convention(source, tree)
+    problem = Problem(
+        name=f"{level}_{safe_name(stem)}",
+        title=title_of(tree) or origin.title,
+        family=level,
+        size="file",
+        source=source,
+        origin=origin,
+    )
+    return Entry(id=origin.id, problem=problem, notes=notes, input_bytes=input_bytes(source))
 
 
 def _numbered_once(entries: Iterable[Entry]) -> Iterator[Entry]:
@@ -121,9 +130,3 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
         return iter(read(path).to_pylist())
     except (OSError, ValueError) as error:
         raise ProblemError(f"cannot read {path} as parquet ({error}); check the file") from None
-
-
-def _number(pattern: re.Pattern[str], text: str) -> int:
-    match = pattern.fullmatch(text)
-    assert match is not None
-    return int(match[1])

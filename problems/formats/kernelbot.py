@@ -3,7 +3,6 @@
 Only read. The reference is `ref_kernel(data)` over what `generate_input(..., seed=...)` draws.
 """
 
-import ast
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -11,11 +10,17 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kernelwright.problems.formats.definition import fault_of
-from kernelwright.problems.formats.reading import Collection, Entry, Unsupported, entry_of, safe_name
-from kernelwright.problems.record.problem import Origin, Problem, ProblemError
-from kernelwright.problems.record.source import bound_names, parse, read_text
-from kernelwright.problems.texts.rewriting import library
+from kernelwright.problems.formats.reading import (
+    Collection,
+    Entry,
+    Unsupported,
+    entry_of,
+    fault_of,
+    first_line,
+    safe_name,
+)
+from kernelwright.problems.problem import Origin, Problem, ProblemError, library
+from kernelwright.problems.source import bound_names, imported_modules, parse, read_text
 
 TASK, SUBMISSION, REFERENCE = "task.yml", "@SUBMISSION@", "reference.py"
 NEEDED = ("generate_input", "ref_kernel")
@@ -112,13 +117,16 @@ def _entry(task: Task, place: Path, origin: Origin, case: dict[str, Any], notes:
     settings = {key: value for key, value in case.items() if key != "seed"}
     if not all(str(key).isidentifier() and isinstance(value, int | float | str) for key, value in settings.items()):
         raise Unsupported("its settings are more than names with numbers or texts")
-    title = (task.description.strip().splitlines() or [origin.title])[0].replace('"', "'").replace("\\", "/")
+    title = first_line(task.description) or first_line(origin.title)
+    texts = _texts(task, place)
+    modules = "\n\n".join(f"_{name} = {_quoted(text)}" for name, text in texts.items())
+    names = " ".join(f'("{name}", _{name}),' for name in texts)
     problem = Problem(
         name=safe_name(f"{origin.title.replace('/', '-')}-{origin.id.rpartition('/')[2]}"),
         title=title,
         family="kernelbot",
         size="file",
-        source=_source(_texts(task, place), title, settings),
+        source=SOURCE.format(title=title, modules=modules, names=names, settings=settings),
         origin=origin,
     )
     return Entry(id=origin.id, problem=problem, notes=notes)
@@ -142,24 +150,10 @@ def _texts(task: Task, place: Path) -> dict[str, str]:
 
 def _needed(name: str, texts: dict[str, str], above: tuple[str, ...] = ()) -> list[str]:
     found: list[str] = []
-    for node in ast.walk(parse(texts[name], f"{name}.py")):
-        match node:
-            case ast.Import(names=aliases):
-                modules = [alias.name for alias in aliases]
-            case ast.ImportFrom(module=str() as module):
-                modules = [module]
-            case _:
-                continue
-        for module in modules:
-            if module in texts and module not in (*above, name):
-                found += [one for one in _needed(module, texts, (*above, name)) if one not in found]
+    for _, module in imported_modules(parse(texts[name], f"{name}.py")):
+        if module in texts and module not in (*above, name):
+            found += [one for one in _needed(module, texts, (*above, name)) if one not in found]
     return [*found, name]
-
-
-def _source(texts: dict[str, str], title: str, settings: dict[str, Any]) -> str:
-    modules = "\n\n".join(f"_{name} = {_quoted(text)}" for name, text in texts.items())
-    names = "".join(f'("{name}", _{name}), ' for name in texts)
-    return SOURCE.format(title=title, modules=modules, names=names.strip(), settings=settings)
 
 
 def _quoted(text: str) -> str:

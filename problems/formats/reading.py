@@ -1,4 +1,4 @@
-"""What reading a foreign collection gives: one entry a problem, with the problem or the reason why there is none."""
+"""Entries of a foreign collection, each with its problem or a reason; and writing them as our own problems."""
 
 import ast
 import json
@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.problem import Format, Origin, Problem, ProblemError, Tolerance
-from kernelwright.problems.record.source import check_reference, title_of
-from kernelwright.problems.texts.arithmetic import input_bytes
-from kernelwright.problems.texts.rewriting import gives_keywords, in_order, keyword_only, without_cuda
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kernelwright.problems.problem import Format, Origin, Problem, ProblemError, Record, Tolerance, first_fault
+from kernelwright.problems.source_rewriting import gives_keywords, in_order, keyword_only, without_cuda
 
 
 def json_lines(text: str) -> list[str]:
@@ -18,40 +17,59 @@ def json_lines(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
+class Foreign(BaseModel):
+    """A record of theirs: frozen, and open for fields that we do not know."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    def unknown(self, where: str = "") -> list[str]:
+        """The names of the fields that are not known, also in the records within."""
+        found = [f"{where}{name}" for name in self.model_extra or ()]
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            for key, item in value.items() if isinstance(value, dict) else [("", value)]:
+                if isinstance(item, Foreign):
+                    found += item.unknown(f"{where}{name}.{key}." if key else f"{where}{name}.")
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+def fault_of(error: ValidationError) -> str:
+    """Describe the first of pydantic's faults: its path, and the expected value."""
+    key, said = first_fault(error)
+    return f"{key or 'the record'}: {said[0].lower()}{said[1:]}; correct it"
+
+
+def first_line(text: str) -> str:
+    """The first line of a text, as it can be put into a docstring; empty for a blank text."""
+    return text.strip().splitlines()[0].replace("\\", "/").replace('"', "'") if text.strip() else ""
+
+
 class Unsupported(Exception):
-    """A sound problem that asks for what the judge can not do; the message is a clause that says what."""
+    """A sound problem that needs more than the judge can do; the message is a clause that names it."""
 
 
 class Entry(Record):
     id: str
     """As its collection names it: `level1/3`, `DEFINITION/WORKLOAD`."""
     problem: Problem | None = None
-    """None where it can not be judged; then `status` and `why` say so."""
+    """None where it cannot be judged; see `status` and `why`."""
     status: Literal["read", "unsupported", "broken"] = "read"
     """`unsupported`: sound, but more than the judge can do. `broken`: not what its format asks for."""
     why: str = ""
     notes: tuple[str, ...] = ()
     """Fields that were found and are not known, or known and not used."""
     input_bytes: int = 0
-    """What the inputs need at least, as far as the text tells."""
+    """A lower bound of the inputs' memory, from the text."""
 
 
 class Collection(NamedTuple):
     format: Format
     entries: tuple[Entry, ...]
     notes: tuple[str, ...] = ()
-    """What was found beside the problems and is not read."""
-
-
-class ForeignReference(NamedTuple):
-    """A reference in the KernelBench convention before it is looked at, with what its collection says of it."""
-
-    origin: Origin
-    name: str
-    family: str
-    source: str
-    title: str = ""
-    size: str = "file"
+    """Files that are not read."""
 
 
 def entry_of(origin: Origin, make: Callable[[], Entry]) -> Entry:
@@ -62,17 +80,6 @@ def entry_of(origin: Origin, make: Callable[[], Entry]) -> Entry:
         return Entry(id=origin.id, status="unsupported", why=str(error))
     except ProblemError as error:
         return Entry(id=origin.id, status="broken", why=str(error))
-
-
-def read_reference(given: ForeignReference, notes: tuple[str, ...] = ()) -> Entry:
-    """The entry for a reference, put into our convention. Raises `ProblemError` and `Unsupported`."""
-    tree = check_reference(given.source, given.origin.id)
-    source = into_convention(given.source, tree)
-    title = given.title or title_of(tree) or given.origin.title or given.name
-    problem = Problem(
-        name=given.name, title=title, family=given.family, size=given.size, source=source, origin=given.origin
-    )
-    return Entry(id=given.origin.id, problem=problem, notes=notes, input_bytes=input_bytes(source))
 
 
 def into_convention(source: str, tree: ast.Module) -> str:
@@ -133,22 +140,18 @@ def write_collection(folder: Path, entries: Iterable[Entry]) -> dict[str, str]:
     """Write every problem of a collection; by id, the name of its folder within.
 
     A problem of KernelBench goes to `level1/3_Name`, so that its candidates are found by level and number.
-    `import.json` holds every entry with its notes, also those that can not be judged and why.
+    `import.json` holds every entry with its notes, also those that cannot be judged and why.
     """
     places: dict[str, str] = {}
     index = []
     for entry in entries:
         if entry.problem is not None:
-            places[entry.id] = place_of(entry)
-            write_problem(folder / places[entry.id], entry.problem)
+            origin, place = entry.problem.origin, entry.problem.name
+            if origin is not None and origin.format == "kernelbench":
+                place = f"{entry.id.partition('/')[0]}/{safe_name(origin.title.removesuffix('.py'))}"
+            places[entry.id] = place
+            write_problem(folder / place, entry.problem)
         index.append(entry.model_dump(mode="json", exclude={"problem"}) | {"folder": places.get(entry.id)})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return places
-
-
-def place_of(entry: Entry) -> str:
-    assert entry.problem is not None and entry.problem.origin is not None
-    if entry.problem.origin.format == "kernelbench":
-        return f"{entry.id.partition('/')[0]}/{safe_name(entry.problem.origin.title.removesuffix('.py'))}"
-    return entry.problem.name

@@ -7,12 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from kernelwright.problems.arithmetic import input_bytes
 from kernelwright.problems.formats.reading import Collection, Entry, Unsupported, entry_of, safe_name
-from kernelwright.problems.record.base import first_fault
-from kernelwright.problems.record.problem import Origin, Problem, ProblemError
-from kernelwright.problems.record.source import check_reference, read_json, read_text, title_of
-from kernelwright.problems.texts.arithmetic import input_bytes
-from kernelwright.problems.texts.rewriting import configured, keyword_only, without_cuda
+from kernelwright.problems.problem import Origin, Problem, ProblemError, first_fault
+from kernelwright.problems.source import check_reference, read_json, read_text, title_of
+from kernelwright.problems.source_rewriting import configured, keyword_only, without_cuda
 
 SOURCE, CONFIGURATIONS, BACKWARD = "func_forward.py", "config_forward.json", "func_backward.py"
 Settings = list[dict[str, Any]]

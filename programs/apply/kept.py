@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernelwright.evals.formats.samples import Outcome, best_of, run_outcomes
-from kernelwright.problems.record.problem import ProblemError
+from kernelwright.problems.problem import ProblemError
 from kernelwright.programs.apply.placing import MANIFEST
 from kernelwright.programs.record import Part, is_capture, read_capture, read_split
 from kernelwright.sandbox.storage import MARK, all_entries, cache_root, write_atomically

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from kernelwright.problems.record.problem import ProblemError
+from kernelwright.problems.problem import ProblemError
 from kernelwright.programs.capture.cutting import Cutting, alike, counted_steps, cut, times_of, total_ms, typical_ms
 from kernelwright.programs.capture.watching import CallWatch
 from kernelwright.programs.record import CAPTURE, PROBLEMS, CapturedProgram, ModuleSeen, OperatorSeen, write_record

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from kernelwright.problems.record.problem import ProblemError
-from kernelwright.problems.record.source import check_reference
+from kernelwright.problems.problem import ProblemError
+from kernelwright.problems.source import check_reference
 from kernelwright.programs.capture.drafts import Draft, KindOnTrial
 from kernelwright.programs.capture.graphs import CannotCut
 from kernelwright.programs.capture.problem_text import finished, written

@@ -15,8 +15,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from pydantic import Field
 
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.problem import ProblemError
+from kernelwright.problems.problem import ProblemError, Record
 from kernelwright.sandbox.locks import processor_lock
 from kernelwright.sandbox.machine import device_name, versions
 from kernelwright.sandbox.timing.samples import PLACEBO

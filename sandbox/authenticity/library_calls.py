@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from kernelwright.problems.record.source import parse_module
+from kernelwright.problems.source import parse_module
 from kernelwright.sandbox.authenticity.native import assignment, compiled_nodes, last, named, own_names
 
 REGISTRY = "ops"

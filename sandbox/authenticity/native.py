@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
+from kernelwright.problems.languages import LANGUAGES
+
 BUILDERS = {"load_inline", "load"}
 """Calls that compile native code of a candidate."""
 LOADERS = {"CDLL", "PyDLL", "load_library", "LoadLibrary"}
@@ -25,13 +27,9 @@ READERS = {"torch", "json", "numpy", "np", "pickle", "marshal", "yaml", "tomllib
 """Modules whose `load` reads a file."""
 SPAWNERS = {"subprocess", "system", "popen", "posix_spawn", "execv", "execvp"}
 """Names by which a source may start a compiler itself."""
-JITS = {"jit", "autotune", "heuristics"}
-"""Decorators of Triton kernels, and the one of functions that make those of TileLang."""
-QUALIFIED_JITS = ({"helion", "kernel"}, {"cute", "kernel"})
-"""The same, where one word alone would say nothing."""
-KERNELS = {"prim_func"}
-"""Decorators of what becomes a kernel once it is compiled."""
-COMPILERS = {"tilelang", "cute"}
+DECORATORS = {words for one in LANGUAGES.values() for words in one.decorators}
+BODIES = frozenset().union(*(one.bodies for one in LANGUAGES.values()))
+COMPILERS = {one.module for one in LANGUAGES.values() if one.compiled_by == "asking"}
 """Modules whose `compile` makes a kernel."""
 FOREIGN = {"torch", "numpy", "np", "scipy", "find_library", "modules"}
 """Names in a library's path that say that it was there before."""
@@ -97,21 +95,22 @@ class _Loading:
 
 def _is_jit(mark: ast.expr) -> bool:
     found = names(mark)
-    return bool(found & JITS) or any(words <= found for words in QUALIFIED_JITS)
+    return any(words <= found for words in DECORATORS)
 
 
 def compiled_nodes(tree: ast.AST) -> set[int]:
-    """The syntax, by identity, that Helion compiles: loops over tiles in its kernels. What stands beside them runs."""
-    kernels = (
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and any("helion" in names(mark) for mark in node.decorator_list)
-    )
+    """Find the syntax, by identity, in loops whose bodies a language compiles. What stands beside them runs."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     loops = (
         node
-        for kernel in kernels
-        for node in ast.walk(kernel)
-        if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and {"hl", "tile"} <= names(node.iter.func)
+        for language in LANGUAGES.values()
+        if language.compiled_loops
+        for function in functions
+        if any(language.module in names(mark) for mark in function.decorator_list)
+        for node in ast.walk(function)
+        if isinstance(node, ast.For)
+        and isinstance(node.iter, ast.Call)
+        and language.compiled_loops <= names(node.iter.func)
     )
     return {id(inner) for loop in loops for statement in loop.body for inner in ast.walk(statement)}
 
@@ -119,7 +118,7 @@ def compiled_nodes(tree: ast.AST) -> set[int]:
 def _makers(nodes: list[ast.AST]) -> set[str]:
     """Functions that hold the body of a kernel: what they return is one."""
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
-    bodies = {id(node) for node in functions if any(names(mark) & KERNELS for mark in node.decorator_list)}
+    bodies = {id(node) for node in functions if any(names(mark) & BODIES for mark in node.decorator_list)}
     return {
         node.name for node in functions if any(id(inner) in bodies for inner in ast.walk(node) if inner is not node)
     }

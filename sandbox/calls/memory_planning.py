@@ -5,7 +5,7 @@ from typing import NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from kernelwright.problems import Problem
-from kernelwright.problems.texts.arithmetic import input_bytes
+from kernelwright.problems.arithmetic import input_bytes
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.storage import Store, plan_key
 from kernelwright.sandbox.verdict.errors import UnsupportedHere

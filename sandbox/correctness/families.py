@@ -1,6 +1,6 @@
 """Values for a call: as the problem draws them, or changed into one of the families that come in turn. Pure.
 
-The families are the entries of `problems/record/value_families.py`. They stand inside the timed set, so a
+The families are the entries of `problems/input_distributions.py`. They stand inside the timed set, so a
 candidate cannot tell a check from a timing. A problem is judged on those that lie inside what it is defined for: a
 logarithm's reference gives NaN for what is negative, and a problem that never draws such values does not ask for it.
 
@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from kernelwright.problems import VALUE_FAMILIES
-from kernelwright.problems.record.value_families import GROWTH, OFFSET, largest_magnitude, most
+from kernelwright.problems import INPUT_DISTRIBUTIONS
+from kernelwright.problems.input_distributions import GROWTH, OFFSET, largest_magnitude, most
 from kernelwright.sandbox.tensors import RawTensor, Values
 
 DRAWN = "as drawn"
-FAMILIES: tuple[str, ...] = tuple(VALUE_FAMILIES)
+FAMILIES: tuple[str, ...] = tuple(INPUT_DISTRIBUTIONS)
 
 
 def vary(values: Values, family: str, in_place: bool = False) -> Values:
@@ -30,7 +30,7 @@ def vary(values: Values, family: str, in_place: bool = False) -> Values:
     """
     if family == DRAWN:
         return values
-    change = VALUE_FAMILIES[family].change
+    change = INPUT_DISTRIBUTIONS[family].change
     return Values(values.tree, tuple(_varied(raw, change, in_place) for raw in values.tensors))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox import gpu_tools
 from kernelwright.sandbox.build import shortcuts_found
 from kernelwright.sandbox.clocks import Clocks

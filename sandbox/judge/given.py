@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterable
 
 from kernelwright.problems import Problem, load_problem
-from kernelwright.sandbox.authenticity import languages
-from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.authenticity import scan
+from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.logs import one_line
 from kernelwright.sandbox.verdict.verdicts import Candidate
 
@@ -64,7 +64,7 @@ def checked_source(source: object, what: str = "the source") -> GivenSource:
 
 def is_file_name(source: str) -> bool:
     """Whether this is the name of a Python file, there or not, and no candidate's text."""
-    return source.endswith(".py") and "\n" not in source and bool(languages.refuse(source))
+    return source.endswith(".py") and "\n" not in source and bool(scan.refuse(source))
 
 
 def _names_a_file(source: str) -> bool:

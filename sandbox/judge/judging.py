@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Self, get_args
 
-from kernelwright.sandbox.authenticity import languages
+from kernelwright.sandbox.authenticity import scan
 from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
 from kernelwright.sandbox.authenticity.native import needed_symbols
 from kernelwright.sandbox.backends import backend_of
@@ -92,7 +92,7 @@ class Judge:
         `ahead`: whether the first worker is started meanwhile; without, where the build is not evaluated here.
         """
         start = time.perf_counter()
-        refusal = languages.refuse(candidate.source)
+        refusal = scan.refuse(candidate.source)
         scanned_s = time.perf_counter() - start
         built = Built(candidate, self.backend, self.spare.take() if self.spare and ahead and not refusal else None)
         built.seconds["scan"] = scanned_s

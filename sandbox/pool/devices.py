@@ -4,7 +4,7 @@ import os
 from itertools import pairwise
 from typing import Any
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.machine import processor_name
 from kernelwright.sandbox.pool.protocol import Conditions, Device, ExecutorError
 from kernelwright.sandbox.verdict.errors import MachineError

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from typing import Literal
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.pool.devices import own_cores
 from kernelwright.sandbox.pool.local import LocalExecutor
 from kernelwright.sandbox.pool.protocol import Executor, ExecutorError, choose_kind

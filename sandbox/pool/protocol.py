@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol
 from pydantic import Field, JsonValue
 
 from kernelwright.problems import Problem
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict

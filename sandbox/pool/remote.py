@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from kernelwright.problems import Problem
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.pool.protocol import Answer, Device, ExecutorError, Product, Stage, Work
 from kernelwright.sandbox.storage import cache_root
 from kernelwright.sandbox.verdict.judge_version import other_version

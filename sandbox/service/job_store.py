@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from pydantic import Field, JsonValue, StringConstraints, model_validator
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.pool.protocol import Stage
 from kernelwright.sandbox.pool.remote import JobSettings
 from kernelwright.sandbox.storage import cache_root, is_there, state_root

@@ -14,7 +14,7 @@ from types import FrameType
 
 import uvicorn
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.jail.zygote import protect_this_process
 from kernelwright.sandbox.locks import open_own, try_lock
 from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, executor_for

@@ -17,9 +17,9 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem, problem_of_text
 from kernelwright.problems.loading import check_name
-from kernelwright.problems.record.base import first_fault
-from kernelwright.problems.record.source import check_reference
-from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.problems.problem import first_fault
+from kernelwright.problems.source import check_reference
+from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.machine import ON_DEVICE
 from kernelwright.sandbox.pool.local import Ended, LineProcess
 from kernelwright.sandbox.pool.protocol import Work

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from kernelwright.problems import Problem
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.calls.device import Timed
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.correctness.compare import (

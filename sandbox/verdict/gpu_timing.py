@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 
 CHAIN_SHARE, CHAIN_MS = 0.03, 0.006
 """Excess of a call by a chain over its events: the larger of a share of its time and a time. Measured

@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kernelwright.problems.record.base import Record
-from kernelwright.problems.record.problem import PrecisionPolicy
+from kernelwright.problems.problem import PrecisionPolicy, Record
 
 HEADROOM = 1.1
 """Measured rates are raised by this much: clocks wander, and no measurement reaches the very limit."""

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.verdict.memory import child_limit_bytes
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 
 Samples = npt.NDArray[np.float64]
 

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.languages import LanguageName
+from kernelwright.problems.problem import Record
 from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
 from kernelwright.sandbox.verdict.roofline import Floor
 from kernelwright.sandbox.verdict.settings import Accuracy, JudgingEffort
@@ -128,7 +129,6 @@ def table(kernels: Iterable[tuple[str, int, float]], widest: int = 8) -> str:
 Stage = Literal["scan", "build", "load", "run", "check", "time"]
 Comparison = Literal["faster", "same", "slower", "too_noisy", "unconfirmed"]
 TimingClock = Literal["call", "gpu_time", "events", "bound"]
-Language = Literal["cpp", "cuda", "cutlass", "triton", "tilelang", "helion", "cute", "python"]
 JAIL_OFF = "JAIL OFF by request"
 """The layer that is noted in the evidence where the user did without a jail."""
 NOISE_LIMIT = 0.25
@@ -145,7 +145,7 @@ class Candidate(Record):
     """A source text that defines `ModelNew`."""
 
     source: str
-    language: Language = "python"
+    language: LanguageName = "python"
 
     @cached_property
     def digest(self) -> str:

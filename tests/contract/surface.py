@@ -70,9 +70,9 @@ def choices() -> Surface:
     from kernelwright.agent.providers.provider import Api, providers
     from kernelwright.agent.strategies import SHIPPED
     from kernelwright.evals.runs.running import SUITES
+    from kernelwright.problems.languages import TARGETS
     from kernelwright.problems.loading import DTYPES
     from kernelwright.prompts import SECTION_NAMES
-    from kernelwright.prompts.targets import TARGETS
     from kernelwright.sandbox.pool.executor_choice import NAMES
     from kernelwright.sandbox.verdict.settings import BaselineGroup, CompileMode, JudgingEffort, Settings
 

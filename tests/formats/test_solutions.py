@@ -5,7 +5,7 @@ import torch
 
 from kernelwright.evals.formats import solutions
 from kernelwright.evals.formats.format_detection import candidate_format, definitions_under
-from kernelwright.problems.formats.definition import Definition
+from kernelwright.problems.formats.flashinfer import Definition
 from kernelwright.problems.formats.reading import Unsupported
 from tests.support.foreign import CANDIDATE, DEFINITION, WORKLOAD, failed, outcome, passed, trace_problem
 

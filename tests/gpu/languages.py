@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from tests.gpu.honest import ODD, PRODUCT, RELU, TWO
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kernelwright.sandbox.authenticity.languages import refuse
+from kernelwright.sandbox.authenticity.scan import refuse
 from tests.gpu import faulty
 from tests.gpu.attacks import ATTACKS, NOT_FASTER, SLOWER
 from tests.gpu.clock_attacks import CLOCK_ATTACKS, HANGING, SLOW

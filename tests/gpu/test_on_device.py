@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from kernelwright.agent.briefs import yardstick_of
+from kernelwright.agent.briefs import baselines_of
 from kernelwright.agent.engine.scheduling import measuring
 from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.view import View
@@ -206,10 +206,10 @@ def test_what_pytorch_takes_is_told_as_it_ships_under_the_policy_and_compiled(de
     work = measuring(CONVOLVED, ("default",))
     verdict = judge(work.problem, work.candidate, Settings.model_validate(SETTINGS.model_dump() | work.asks))
     event = MeasuredProblem(problem=CONVOLVED.name, verdict=verdict)
-    told = yardstick_of(View(problem=CONVOLVED.name, measured=event))
+    told = baselines_of(View(problem=CONVOLVED.name, measured=event))
     named = {fact.partition(":")[0] for fact in told.times}
     assert {"eager", "eager as shipped", "torch.compile default"} <= named
-    assert [words in fact for words, fact in zip(("to read", "a plain copy", "FLOP"), told.floor, strict=True)] == [
+    assert [words in fact for words, fact in zip(("to read", "a plain copy", "FLOP"), told.roofline, strict=True)] == [
         True
     ] * 3
 

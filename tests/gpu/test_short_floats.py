@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.sandbox.authenticity.languages import refuse
+from kernelwright.sandbox.authenticity.scan import refuse
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
 from kernelwright_child import driver
 from tests.gpu.harness import SETTINGS, Judges

@@ -3,7 +3,7 @@ from importlib import import_module
 
 import pytest
 
-from kernelwright.problems.texts.rewriting import LibraryMissing
+from kernelwright.problems.problem import LibraryMissing
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import pyarrow.parquet
 import pytest
 
 from kernelwright.problems import ProblemError, load_problem
-from kernelwright.problems.formats import LibraryMissing, format_of, read_collection
+from kernelwright.problems import problem as libraries
+from kernelwright.problems.formats import format_of, read_collection
 from kernelwright.problems.formats.flashinfer import changed_parameters
-from kernelwright.problems.record.source import parse
-from kernelwright.problems.texts import rewriting as libraries
+from kernelwright.problems.source import parse
 from tests.support.foreign import (
     CONFIGURATIONS,
     DEFINITION,
@@ -94,10 +94,10 @@ def test_workloads_are_cut_at_newlines_alone(tmp_path, letter):
 
 
 BAD_ROWS = {
-    "no JSON": ("{", "no JSON object"),
-    "a list": ("[1]", "no JSON object"),
+    "no JSON": ("{", "JSON object"),
+    "a list": ("[1]", "JSON object"),
     "a missing column": (json.dumps({"level": 1, "name": "x", "problem_id": 1}), "no code"),
-    "a level in words": (json.dumps(rows()[0] | {"level": "easy"}), "no number"),
+    "a level in words": (json.dumps(rows()[0] | {"level": "easy"}), "not a number"),
     "broken code": (json.dumps(rows()[0] | {"code": "def ("}), "syntax error"),
 }
 
@@ -120,7 +120,7 @@ def test_an_unknown_column_is_told_and_a_number_that_comes_twice_is_broken_the_s
 
 
 def test_a_missing_library_is_told_with_its_remedy(monkeypatch):
-    with pytest.raises(LibraryMissing, match=r"not_there.*'kernelwright\[data\]'"):
+    with pytest.raises(libraries.LibraryMissing, match=r"not_there.*'kernelwright\[data\]'"):
         libraries.library("not_there.at_all", "reading x.parquet")
 
 
@@ -181,7 +181,7 @@ NOT_IN_ORDER = {
     "a missing axis": ({}, {"axes": {}}, "broken", "axis 'rows' has no size"),
     "an undefined axis": ({"outputs": {"y": {"shape": ["depth"], "dtype": "float32"}}} , {}, "broken", "'depth'"),
     "a parameter that is none": (
-        {"inputs": {"x y": {"shape": ["rows"], "dtype": "float32"}}}, {}, "broken", "no name for a parameter",
+        {"inputs": {"x y": {"shape": ["rows"], "dtype": "float32"}}}, {}, "broken", "parameter",
     ),
     "a custom input without its function": (
         {}, {"inputs": {"x": {"type": "custom"}}}, "broken", "custom_inputs_entrypoint",

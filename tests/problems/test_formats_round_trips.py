@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kernelwright.problems import ExcludedValues, Problem, Tolerance, load_problem
 from kernelwright.problems.formats import read_collection
-from kernelwright.problems.formats.definition import (
+from kernelwright.problems.formats.flashinfer import (
     Definition,
     FlashInferTrace,
     Workload,

@@ -2,8 +2,8 @@ import pytest
 
 from kernelwright.evals.runs.running import suite
 from kernelwright.problems import ProblemError, load_problem
+from kernelwright.problems.arithmetic import NotArithmetic, evaluate
 from kernelwright.problems.formats import read_collection, select
-from kernelwright.problems.texts.arithmetic import NotArithmetic, evaluate
 from tests.support.foreign import write_tree
 from tests.support.synthetic import write_synthetic
 
@@ -23,9 +23,9 @@ REFUSED = {
     "level1[4]": "numbers 1 to 10",
     "level1[x]": "'x' in level1[x]",
     "level1[9-3]": "'9-3' in level1[9-3]",
-    "level1[": "can not be read",
-    "level1,,level2": "can not be read",
-    "level1[1],": "can not be read",
+    "level1[": "cannot be read",
+    "level1,,level2": "cannot be read",
+    "level1[1],": "cannot be read",
 }
 
 

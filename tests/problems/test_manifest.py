@@ -1,6 +1,6 @@
 import pytest
 
-from kernelwright.problems import VALUE_FAMILIES, ExcludedValues, ProblemError, Tolerance
+from kernelwright.problems import INPUT_DISTRIBUTIONS, ExcludedValues, ProblemError, Tolerance
 from kernelwright.problems.loading import parse_manifest
 from tests.support.problems import MANIFEST as GOOD
 
@@ -62,4 +62,4 @@ def test_a_problem_may_leave_families_of_values_out_with_a_reason() -> None:
 def test_a_family_of_values_that_there_is_not_is_told_those_that_there_are() -> None:
     message = refusal(NARROW.replace("all negative", "negative") + 'reason = "a logarithm"\n')
     assert "'values.without.0'" in message and "'negative'" in message and "'scaled up by 8'," in message
-    assert all(f"'{family}'" in message for family in VALUE_FAMILIES)
+    assert all(f"'{family}'" in message for family in INPUT_DISTRIBUTIONS)

@@ -1,7 +1,7 @@
 import pytest
 
 from kernelwright.problems import ProblemError
-from kernelwright.problems.loading import put_sizes
+from kernelwright.problems.source_rewriting import put_sizes
 
 USED = "ROWS = 16\n\n\ndef f(ROWS=16):\n    ROWS = 16\n    return ROWS\n"
 ODD_ENDS = '"""a\x0cb\u2028c"""\nROWS = 16\n'

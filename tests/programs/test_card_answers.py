@@ -12,7 +12,7 @@ from torch.utils import cpp_extension
 
 from kernelwright.agent.providers.kinds.recorded import read_story
 from kernelwright.agent.replies import Extraction, extract
-from kernelwright.sandbox.authenticity.languages import refuse
+from kernelwright.sandbox.authenticity.scan import refuse
 
 CARD = Path(__file__).parents[2] / "examples" / "card"
 ANSWERS = sorted((CARD / "answers").glob("*/*/recorded/cuda/*.md"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.prompts import render
-from tests.support.briefs import BATCH_NORM, OLD_VERSIONS, PROBLEM, PRODUCT, YARDSTICK, brief
+from tests.support.briefs import BASELINES, BATCH_NORM, OLD_VERSIONS, PROBLEM, PRODUCT, brief
 
 GOLDEN = Path(__file__).parent / "golden"
 MOST_TOKENS = 9000
@@ -30,9 +30,9 @@ CASES |= {
     "propose-cpp-backward": brief(problem=BACKWARD),
     "propose-cpp-batch-norm": brief(problem=BATCH_NORM),
     "propose-cuda-bfloat16": brief(target="cuda", problem=BFLOAT16),
-    "improve-cuda-measured": brief("improve", "cuda", yardstick=YARDSTICK),
-    "propose-cuda-product": brief(target="cuda", problem=PRODUCT, yardstick=YARDSTICK),
-    "propose-cuda-product-bfloat16": brief(target="cuda", problem=NARROW_PRODUCT, yardstick=YARDSTICK),
+    "improve-cuda-measured": brief("improve", "cuda", baselines=BASELINES),
+    "propose-cuda-product": brief(target="cuda", problem=PRODUCT, baselines=BASELINES),
+    "propose-cuda-product-bfloat16": brief(target="cuda", problem=NARROW_PRODUCT, baselines=BASELINES),
     "propose-triton-both-half-no-library": brief(target="triton", problem=FREE),
 }
 

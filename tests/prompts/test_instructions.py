@@ -3,10 +3,10 @@
 import pytest
 
 from kernelwright.problems import catalog_names, load_problem
+from kernelwright.problems.languages import TARGETS
 from kernelwright.prompts import Prompt, device_sheet, render
-from kernelwright.prompts.instructions import crib, cribs
-from kernelwright.prompts.targets import TARGETS
-from tests.support.briefs import CPU, GPU, OLD_VERSIONS, PASSED, PROBLEM, PRODUCT, YARDSTICK, brief
+from kernelwright.prompts.ideas import snippet_texts
+from tests.support.briefs import BASELINES, CPU, GPU, OLD_VERSIONS, PASSED, PROBLEM, PRODUCT, brief
 
 MOST = 9_000
 
@@ -18,7 +18,7 @@ def instructions(prompt: Prompt) -> str:
 def shown(problem=PROBLEM, role="propose", **changes):
     """The names of the parts in the prompt for CUDA."""
     text = instructions(render(brief(role, "cuda", problem=problem, **changes)))
-    return {name for name in cribs() if crib(name) in text}
+    return {name for name, part in snippet_texts().items() if part in text}
 
 
 def narrow(problem, dtype="bfloat16"):
@@ -113,5 +113,5 @@ def test_no_prompt_of_the_catalog_has_nine_thousand_tokens(name):
         size = "cpu" if language.device == "cpu" else "gpu"
         for dtype in (None, "bfloat16"):
             for role in ("propose", "improve"):
-                prompt = render(brief(role, target, problem=load_problem(name, size, dtype), yardstick=YARDSTICK))
+                prompt = render(brief(role, target, problem=load_problem(name, size, dtype), baselines=BASELINES))
                 assert prompt.tokens < MOST, (target, dtype, role)

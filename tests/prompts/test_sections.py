@@ -1,9 +1,19 @@
+import re
 from pathlib import Path
 
 import pytest
 
-from kernelwright.prompts import SECTION_NAMES, DeviceSheet, PromptError, estimated_tokens, render
-from tests.support.briefs import CPU, FAILED, HISTORY, PASSED, PROBLEM, YARDSTICK, brief
+from kernelwright.prompts import (
+    SECTION_NAMES,
+    DeviceSheet,
+    PastAttempt,
+    PromptError,
+    continued,
+    estimated_tokens,
+    render,
+    shortened,
+)
+from tests.support.briefs import BASELINES, CPU, FAILED, HISTORY, PASSED, PROBLEM, brief
 
 ROLES = ("propose", "repair", "improve")
 
@@ -30,7 +40,7 @@ ELSEWHERE = DeviceSheet(name="Another CPU", kind="cpu", facts=("64 cores to use"
 
 @pytest.mark.parametrize(
     "asked",
-    [*map(brief, ROLES), brief(history=HISTORY), brief(device=ELSEWHERE), brief(yardstick=YARDSTICK)],
+    [*map(brief, ROLES), brief(history=HISTORY), brief(device=ELSEWHERE), brief(baselines=BASELINES)],
     ids=[*ROLES, "history", "hardware", "what was measured"],
 )
 def test_stable_digest_ignores_what_changes_between_attempts_and_machines(asked):
@@ -72,10 +82,10 @@ PARENTS = {"propose": None, "repair": FAILED, "improve": PASSED, "plan": PASSED,
 
 @pytest.mark.parametrize("role", PARENTS)
 def test_every_role_is_told_what_pytorch_takes_and_what_is_needed_at_least(role):
-    asked = brief(yardstick=YARDSTICK).model_copy(update={"role": role, "parent": PARENTS[role]})
+    asked = brief(baselines=BASELINES).model_copy(update={"role": role, "parent": PARENTS[role]})
     prompt = render(asked)
-    assert [fact for fact in YARDSTICK.times if f"- {fact}\n" not in section(prompt, "times") + "\n"] == []
-    assert [fact for fact in YARDSTICK.floor if f"- {fact}\n" not in section(prompt, "floor") + "\n"] == []
+    assert [fact for fact in BASELINES.times if f"- {fact}\n" not in section(prompt, "times") + "\n"] == []
+    assert [fact for fact in BASELINES.roofline if f"- {fact}\n" not in section(prompt, "floor") + "\n"] == []
 
 
 def test_leaving_out_an_unknown_section_names_those_that_exist():
@@ -91,7 +101,7 @@ def test_own_template_takes_the_place_of_the_shipped_one(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "variable"),
     [("hardware", "devise.name")]
-    + [("contract", name) for name in ("device", "yardstick", "role", "history", "parent", "directive", "best_ms")],
+    + [("contract", name) for name in ("device", "baselines", "role", "history", "parent", "directive", "best_ms")],
 )
 def test_a_variable_that_is_not_defined_or_changes_between_attempts_is_an_error_that_names_it_and_the_section(
     tmp_path: Path, name: str, variable: str
@@ -123,3 +133,82 @@ def test_a_variable_that_is_not_defined_or_changes_between_attempts_is_an_error_
 def test_a_brief_that_does_not_hold_together_is_refused(asked, said):
     with pytest.raises(PromptError, match=said):
         render(asked)
+
+
+def for_words(role, parent=None):
+    return brief().model_copy(update={"role": role, "parent": parent})
+
+
+WORDS = {"plan": None, "plan from": PASSED, "critique": FAILED, "reflect": None}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_prompt_for_words_asks_for_no_code(name):
+    text = render(for_words(name.split()[0], WORDS[name])).text
+    assert "Write no code" in text
+    assert re.search(r'`\[\{"name": "[^"]+", "how": "[^"]+"\}\]`\.\s*$', text)
+
+
+def test_a_prompt_for_words_shares_the_stable_prefix_of_the_others():
+    assert render(for_words("plan")).stable_digest == render(brief()).stable_digest
+
+
+def test_a_critique_shows_the_failure():
+    assert FAILED.evidence.splitlines()[0] in render(for_words("critique", FAILED)).text
+
+
+def test_a_critique_of_what_passed_and_tuning_have_no_prompt():
+    with pytest.raises(PromptError, match="use role 'improve'"):
+        render(for_words("critique", PASSED))
+    with pytest.raises(PromptError, match="role 'tune' asks nobody"):
+        render(for_words("tune"))
+
+
+def test_lessons_stand_in_the_history():
+    lessons = ("Row sums in float32 are too coarse.",)
+    assert lessons[0] in render(brief("improve").model_copy(update={"lessons": lessons})).text
+
+
+def test_a_prompt_to_go_on_begins_with_the_one_before():
+    prompt = render(brief())
+    longer = continued(prompt, "first line\nlast line")
+    assert longer.text.startswith(prompt.text.rstrip("\n"))
+    assert "last line" in longer.sections[-1].text
+
+
+def test_a_repair_of_a_crash_names_its_usual_causes():
+    crash = FAILED.model_copy(update={"outcome": "failed at run", "evidence": "the child ended (killed by SIGSEGV)"})
+    assert "`argtypes`" in render(for_words("repair", crash)).text.split("## What went wrong")[1]
+
+
+def row(number, speedup=None):
+    outcome = "failed at check" if speedup is None else "passed"
+    return PastAttempt(number=number, role="improve", idea="idea", outcome=outcome, detail="x" * 60, speedup=speedup)
+
+
+ROWS = [row(1, 1.0), row(2), row(3, 5.0), row(4), row(5), row(6, 2.0), row(7), row(8), row(9)]
+
+
+def numbers(tokens, first=()):
+    return [one.number for one in shortened(ROWS, tokens, first)]
+
+
+def test_all_rows_stay_where_there_is_room_and_none_without():
+    assert numbers(10_000) == list(range(1, 10))
+    assert numbers(0) == []
+
+
+def test_the_fastest_stays_longest_after_the_rows_that_the_step_rests_on_and_the_latest_before_older_ones():
+    assert numbers(50) == [3]
+    assert numbers(50, first=(2,)) == [2]
+    assert numbers(150) == [3, 7, 8, 9]
+    assert not {2, 4, 5} & set(numbers(215))
+
+
+def test_rows_keep_their_order():
+    assert numbers(150, first=(9, 1)) == sorted(numbers(150, first=(9, 1)))
+
+
+def test_the_prompt_says_how_many_are_left_out():
+    prompt = render(brief("improve").model_copy(update={"left_out": 7}))
+    assert "7 further attempts" in prompt.text

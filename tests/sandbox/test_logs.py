@@ -1,6 +1,6 @@
 import pytest
 
-from kernelwright.sandbox.authenticity import languages
+from kernelwright.sandbox.authenticity import scan
 from kernelwright.sandbox.authenticity.evidence import Observed
 from kernelwright.sandbox.calls.sessions import Refused
 from kernelwright.sandbox.logs import (
@@ -60,7 +60,7 @@ WORDS = {
     "a structure": lambda: show(flatten(tree_of(HOSTILE)).shape),
     "the label of an output": lambda: flatten(tree_of(HOSTILE)).labels[0],
     "the reason of a failed build": lambda: build_reason(f"a.cpp:1:1: error: {HOSTILE}"),
-    "a source that is no Python": lambda: languages.refuse(f"x = = '{HOSTILE.replace(chr(0xD800), '')}'"),
+    "a source that is no Python": lambda: scan.refuse(f"x = = '{HOSTILE.replace(chr(0xD800), '')}'"),
     "the name of an operator": lambda: Observed.read({"operators": [[HOSTILE, 1, 1.0]]}).operators[0][0],
     "why there is no account": lambda: Observed.read({"error": HOSTILE}).error,
 }

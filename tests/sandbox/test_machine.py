@@ -2,14 +2,13 @@
 
 import pytest
 
-from kernelwright.prompts.targets import TARGETS
+from kernelwright.problems.languages import TARGETS
 from kernelwright.sandbox import machine as identity
 from kernelwright.sandbox.judge.doctor import languages
 from kernelwright.sandbox.machine import (
     ON_DEVICE,
     PACKAGES,
-    LanguagePackage,
-    cutlass_headers,
+    package_headers,
     package_version,
     require_package,
     require_tools,
@@ -18,14 +17,9 @@ from kernelwright.sandbox.machine import (
 )
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.workfolder import WorkFolder
+from tests.gpu.languages import HONEST
 
 EACH = pytest.mark.parametrize("language", PACKAGES)
-USES = {
-    "cutlass": "#include <cute/tensor.hpp>",
-    "tilelang": "import tilelang.language as T",
-    "helion": "import helion",
-    "cute": "from cutlass import cute",
-}
 
 
 @pytest.fixture
@@ -43,7 +37,7 @@ def test_without_the_package_one_sentence_says_how_to_install_it(nothing_install
     with pytest.raises(MachineError) as error:
         require_tools(language)
     assert PACKAGES[language].distribution in str(error.value)
-    assert f"pip install 'kernelwright[{language}]'" in str(error.value)
+    assert f"pip install '{PACKAGES[language].requirement}'" in str(error.value)
 
 
 @EACH
@@ -52,7 +46,7 @@ def test_doctor_says_which_version_there_is_or_how_to_get_one(language):
     if package_version(language):
         assert line.state == "ok" and str(package_version(language)) in line.found
     else:
-        assert line.state == "absent" and f"kernelwright[{language}]" in line.remedy
+        assert line.state == "absent" and PACKAGES[language].requirement in line.remedy
 
 
 @pytest.mark.parametrize(
@@ -83,7 +77,9 @@ def test_the_other_languages_need_no_package_of_their_own(language):
 
 @EACH
 def test_a_build_is_kept_under_the_version_of_the_package_that_its_source_uses(language):
-    assert versions_used(USES[language]) == {PACKAGES[language].distribution: package_version(language) or ""}
+    assert versions_used(next(iter(HONEST[language].values())).source) == {
+        PACKAGES[language].distribution: package_version(language) or ""
+    }
     assert versions_used("import torch\nimport triton\n") == {}
 
 
@@ -103,14 +99,14 @@ def test_a_child_finds_the_headers_of_cutlass_where_they_are():
         told = folder.environment(1).get("CPLUS_INCLUDE_PATH")
     finally:
         folder.close()
-    assert told == (str(cutlass_headers()) if cutlass_headers() else None)
+    assert told == (str(package_headers("cutlass")) if package_headers("cutlass") else None)
 
 
 def test_a_package_without_its_headers_is_no_package(monkeypatch, tmp_path):
     (tmp_path / "hollow.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    hollow = LanguagePackage("pytest", "hollow", PACKAGES["cutlass"].used, True)
+    hollow = PACKAGES["cutlass"]._replace(distribution="pytest", module="hollow")
     monkeypatch.setitem(identity.PACKAGES, "cutlass", hollow)
     package_version.cache_clear()
-    assert cutlass_headers() is None
+    assert package_headers("cutlass") is None
     package_version.cache_clear()

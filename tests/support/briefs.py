@@ -2,7 +2,7 @@
 
 from kernelwright.problems import Problem
 from kernelwright.prompts import Brief, Parent, PastAttempt, Role, Target, TargetVersions, cpu_sheet, device_sheet
-from kernelwright.prompts.brief import Yardstick
+from kernelwright.prompts.brief import Baselines
 
 REFERENCE = """\
 import torch
@@ -72,9 +72,9 @@ BATCH_NORM = Problem(
 )
 CPU = cpu_sheet("Example CPU", 2, ["sse2", "avx2", "fma", "avx512f"], {"L1d": 48 << 10, "L2": 1 << 20, "L3": 32 << 20})
 GPU = device_sheet("NVIDIA H200")
-YARDSTICK = Yardstick(
+BASELINES = Baselines(
     times=("eager: 0.122 ms, at the precision policy above", "eager as shipped: 0.119 ms"),
-    floor=("256 kB to read and 256 kB to write, each once: 0.0300 ms", "a plain copy that moves as many: 0.0390 ms"),
+    roofline=("256 kB to read and 256 kB to write, each once: 0.0300 ms", "a plain copy that moves as many: 0.0390 ms"),
 )
 OLD_VERSIONS = TargetVersions(python="3.8", torch="1.13", cuda="11.7")
 

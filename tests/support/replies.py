@@ -7,10 +7,10 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.support.servers import fake_reply
 
-EXAMPLE = Path(kernelwright.prompts.__file__).parent / "examples" / "cpp"
+EXAMPLES = Path(kernelwright.prompts.__file__).parent / "examples"
 SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, time_budget_s=0.1)
-REFERENCE = (EXAMPLE / "reference.py").read_text().replace("rand(512, 1000)", "rand(64, 1000)")
-OWN = (EXAMPLE / "answer.py").read_text()
+REFERENCE = (EXAMPLES / "reference.py").read_text().replace("rand(512, 1000)", "rand(64, 1000)")
+OWN = (EXAMPLES / "cpp.py").read_text()
 LIBRARY = REFERENCE.partition("def get_inputs")[0].replace("class Model(", "class ModelNew(")
 WRONG = LIBRARY.replace("x.sum(", "2 * x.sum(")
 HIDDEN_BUILD = LIBRARY.replace(

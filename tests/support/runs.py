@@ -14,7 +14,7 @@ from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.evals.scores.scoring import source_digest
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
-from kernelwright.prompts.prompt import Section
+from kernelwright.prompts.brief import Section
 from kernelwright.sandbox.pool.protocol import Conditions
 from kernelwright.sandbox.verdict.gpu_timing import ClockCheck, DeviceRecord
 from kernelwright.sandbox.verdict.verdicts import (

@@ -5,9 +5,9 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from kernelwright.prompts.instructions import CRIBS
+from kernelwright.prompts.ideas import SNIPPETS
 
-PROGRAMS = sorted(path.stem for path in CRIBS.glob("*.cu"))
+PROGRAMS = sorted(path.stem for path in SNIPPETS.glob("*.cu"))
 FLAGS = ("-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-Werror", "all-warnings", "-Xptxas", "-v")
 NO_COMPILER = None if shutil.which("nvcc") else "needs nvcc, the compiler of the CUDA toolkit, on PATH"
 
@@ -19,7 +19,7 @@ class Built(NamedTuple):
     said: str
 
 
-def build(name: str, folder: Path, sources: Path = CRIBS) -> Built:
+def build(name: str, folder: Path, sources: Path = SNIPPETS) -> Built:
     """Raises `AssertionError` with the compiler's words where it does not build."""
     path = folder / name
     done = subprocess.run(

@@ -31,7 +31,7 @@ from kernelwright.agent.providers.provider import (
     ProviderOptions,
     RunRecord,
 )
-from kernelwright.problems.record.base import Record
+from kernelwright.problems.problem import Record
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.storage import write_atomically
 

@@ -30,7 +30,7 @@ from kernelwright.agent.providers.provider import (
     ProviderOptions,
     RunRecord,
 )
-from kernelwright.problems.texts.rewriting import LibraryMissing
+from kernelwright.problems.problem import LibraryMissing
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.storage import cache_root
 

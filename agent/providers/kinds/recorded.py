@@ -13,9 +13,9 @@ from kernelwright import problems
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers.provider import NoMoreAnswers, Provider, ProviderError, ProviderOptions, RunRecord
-from kernelwright.problems.record.base import Record, read_table
+from kernelwright.problems.languages import TARGETS
+from kernelwright.problems.problem import Record, read_table
 from kernelwright.prompts import Prompt, Role, Target
-from kernelwright.prompts.targets import TARGETS
 
 CATALOG = Path(problems.__file__).parent / "catalog"
 STORY = "story.toml"

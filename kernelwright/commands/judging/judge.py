@@ -12,7 +12,7 @@ import typer
 
 from kernelwright.commands.options import judging_options as options
 from kernelwright.commands.options.terminal import DONE, FELL_SHORT, UserMistake, read_text
-from kernelwright.problems.record.source import parse_module
+from kernelwright.problems.source import parse_module
 
 if TYPE_CHECKING:
     from kernelwright.problems import Problem
@@ -70,7 +70,7 @@ def judge(
         options.check_threads(threads)
         become_a_judge(threads)  # first of all: the process that it starts imports torch, which takes longest
     from kernelwright.problems import load_problem
-    from kernelwright.sandbox.authenticity.languages import candidate_of
+    from kernelwright.sandbox.authenticity.scan import candidate_of
     from kernelwright.sandbox.machine import require_tools
 
     source = _source_in(read_text(candidate, "candidate file"), candidate)

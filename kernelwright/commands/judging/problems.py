@@ -201,8 +201,7 @@ def _require_named(paths: Iterable[str], size: str | None) -> None:
 
 def _is_there(path: str) -> bool:
     from kernelwright.problems import catalog_names
-    from kernelwright.problems.formats import read_collection
-    from kernelwright.problems.formats.collections import SEPARATOR
+    from kernelwright.problems.formats import SEPARATOR, read_collection
 
     place, separator, wanted = path.rpartition(SEPARATOR)
     if not separator:

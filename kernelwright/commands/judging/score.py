@@ -133,7 +133,7 @@ def place_of(files: "list[CandidateFile]", size: str | None, asked: str | None, 
 
 def _examples(files: "list[CandidateFile]") -> dict[str, str]:
     from kernelwright.evals.scores.scoring import read_source
-    from kernelwright.sandbox.authenticity.languages import candidate_of
+    from kernelwright.sandbox.authenticity.scan import candidate_of
 
     examples: dict[str, str] = {}
     for file in files:

@@ -9,7 +9,7 @@ import typer
 
 from kernelwright.commands.options import judging_options as options
 from kernelwright.commands.options.terminal import UserMistake
-from kernelwright.problems.texts.rewriting import LibraryMissing
+from kernelwright.problems.problem import LibraryMissing
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.service.job_store import PlaceName

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 DONE, FELL_SHORT, USER_MISTAKE, MACHINE_LACKS, INTERRUPTED = 0, 1, 2, 3, 130
 
 CODES = {
-    "kernelwright.problems": {"ProblemError": USER_MISTAKE},
-    "kernelwright.problems.texts.rewriting": {"LibraryMissing": MACHINE_LACKS},
+    "kernelwright.problems": {"ProblemError": USER_MISTAKE, "LibraryMissing": MACHINE_LACKS},
     "kernelwright.prompts": {"PromptError": USER_MISTAKE},
     "kernelwright.sandbox.verdict.errors": {"MachineError": MACHINE_LACKS, "BrokenProblem": USER_MISTAKE},
     "kernelwright.agent.log.events": {"RunLogError": USER_MISTAKE},

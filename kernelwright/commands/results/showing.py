@@ -10,7 +10,7 @@ import typer
 
 from kernelwright.commands.options.judging_options import judging_effort
 from kernelwright.commands.options.terminal import FELL_SHORT, UserMistake, fit_for, read_text, table_console, writing
-from kernelwright.problems.texts.rewriting import LibraryMissing
+from kernelwright.problems.problem import LibraryMissing
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog

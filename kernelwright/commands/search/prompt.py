@@ -8,6 +8,7 @@ import typer
 
 from kernelwright.commands.options.judging_options import DtypeOption, WithoutOption, size_option
 from kernelwright.commands.options.terminal import FELL_SHORT, UserMistake, read_text
+from kernelwright.problems.languages import TARGETS, listed_targets
 
 ROLES = ("propose", "repair", "improve", "plan", "critique", "reflect")
 
@@ -17,9 +18,7 @@ def prompt(
     role: Annotated[
         str, typer.Option(help="What is asked for: propose, repair, improve, plan, critique or reflect.")
     ] = "propose",
-    target: Annotated[
-        str, typer.Option(help="What the answer is written in: cpp, cuda, cutlass, triton, tilelang, helion or cute.")
-    ] = "cpp",
+    target: Annotated[str, typer.Option(help=f"What the answer is written in: {listed_targets()}.")] = "cpp",
     size: Annotated[str | None, size_option("what fits the target")] = None,
     dtype: DtypeOption = None,
     parent: Annotated[
@@ -46,7 +45,6 @@ def prompt(
 ) -> None:
     """Print a prompt as the model will read it. A token estimate for each section goes to standard error."""
     from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
-    from kernelwright.prompts.targets import TARGETS
 
     if role not in ROLES:
         raise UserMistake(f"no role {role!r}; there are: {', '.join(ROLES)}")

@@ -19,6 +19,7 @@ from kernelwright.commands.options.search_options import (
     with_parts,
 )
 from kernelwright.commands.options.terminal import UserMistake
+from kernelwright.problems.languages import TARGETS, listed_targets
 
 
 def run(
@@ -55,9 +56,7 @@ def run(
     cache: Annotated[
         Path | None, typer.Option(help="Folder of answers that are not asked for again; default: none.")
     ] = None,
-    target: Annotated[
-        str, typer.Option(help="What candidates are written in: cpp, cuda, cutlass, triton, tilelang, helion or cute.")
-    ] = "cpp",
+    target: Annotated[str, typer.Option(help=f"What candidates are written in: {listed_targets()}.")] = "cpp",
     size: Annotated[str | None, options.size_option("what fits the target", "catalog problems")] = None,
     device: options.DeviceOption = None,
     dtype: options.DtypeOption = None,
@@ -113,7 +112,6 @@ def run(
     from kernelwright.evals.runs.running import suite as problems_of
     from kernelwright.problems import load_problem
     from kernelwright.prompts import SECTION_NAMES
-    from kernelwright.prompts.targets import TARGETS
 
     if target not in TARGETS:
         raise UserMistake(f"no target {target!r}; there are: {', '.join(TARGETS)}")

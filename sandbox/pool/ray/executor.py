@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.problems import Problem
-from kernelwright.problems.texts.rewriting import LibraryMissing
+from kernelwright.problems.problem import LibraryMissing
 from kernelwright.sandbox.pool.devices import given, own_cores
 from kernelwright.sandbox.pool.protocol import (
     NEEDS,

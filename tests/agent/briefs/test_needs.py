@@ -2,11 +2,11 @@
 
 import pytest
 
-from kernelwright.agent.briefs import remembered, yardstick_of
+from kernelwright.agent.briefs import baselines_of, remembered
 from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.view import View, fold
 from kernelwright.prompts import cpu_sheet
-from kernelwright.prompts.brief import Yardstick
+from kernelwright.prompts.brief import Baselines
 from kernelwright.sandbox import peaks
 from kernelwright.sandbox.machine import versions
 from kernelwright.sandbox.storage import Store, baseline_key, work_key
@@ -55,7 +55,7 @@ def measured_as(floor=FLOOR, clock="bound", **baselines_ms):
 
 
 def told(event, **fields):
-    return yardstick_of(View(problem=PROBLEM.name, measured=event, **fields))
+    return baselines_of(View(problem=PROBLEM.name, measured=event, **fields))
 
 
 def test_pytorchs_times_are_told_the_fastest_first_with_what_each_of_them_is():
@@ -72,9 +72,9 @@ def test_where_nothing_is_switched_eager_is_what_ships_and_what_the_clock_itself
 
 
 def test_the_floor_is_told_with_a_plain_copy_and_without_a_floor_the_times_alone():
-    assert says_what_is_needed(told(measured_as(eager=5.55)).floor)
-    yardstick = told(measured_as(eager=5.55, floor=None))
-    assert (len(yardstick.times), yardstick.floor) == (2, ())
+    assert says_what_is_needed(told(measured_as(eager=5.55)).roofline)
+    baselines = told(measured_as(eager=5.55, floor=None))
+    assert (len(baselines.times), baselines.roofline) == (2, ())
 
 
 def test_later_verdicts_change_nothing(searched_view):
@@ -91,10 +91,10 @@ def test_later_verdicts_change_nothing(searched_view):
     ],
 )
 def test_where_nothing_was_found_at_the_start_the_first_right_verdict_with_a_floor_tells(searched_view, event):
-    assert told(event, attempts=searched_view.attempts) == Yardstick()
-    yardstick = told(event, attempts=with_floor(searched_view).attempts)
-    assert yardstick.times[0].startswith("eager: 1.20 ms, ")
-    assert says_what_is_needed(yardstick.floor)
+    assert told(event, attempts=searched_view.attempts) == Baselines()
+    baselines = told(event, attempts=with_floor(searched_view).attempts)
+    assert baselines.times[0].startswith("eager: 1.20 ms, ")
+    assert says_what_is_needed(baselines.roofline)
 
 
 @pytest.fixture
@@ -116,11 +116,11 @@ def test_what_earlier_judgings_left_is_known_without_a_search(works):
         Store(f"baselines/{PROBLEM.digest}", works).put(key, known.model_dump(mode="json"))
     found = remembered(PROBLEM, SHEET, 2, works)
     assert [time.partition(",")[0] for time in found.times] == ["eager: 1.50 ms"]
-    memory, arithmetic = found.floor
+    memory, arithmetic = found.roofline
     assert "12.6 MB" in memory and "2.5 GFLOP" in arithmetic
 
 
 def test_what_nobody_has_measured_or_judged_is_not_measured_for_a_prompt(works):
-    assert remembered(PROBLEM, SHEET, 2, works) == Yardstick()
+    assert remembered(PROBLEM, SHEET, 2, works) == Baselines()
     assert [path.name for path in works.iterdir()] == ["works"]
-    assert remembered(PROBLEM, SHEET, 2, works / "empty") == Yardstick()
+    assert remembered(PROBLEM, SHEET, 2, works / "empty") == Baselines()

@@ -145,7 +145,7 @@ def test_a_users_own_table_goes_before_the_one_that_ships(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("[mine]\nurl = 3\n", "mine.base_url"), ("[mine", "no valid TOML"), (None, "check the path")]
+    ("text", "words"), [("[mine]\nurl = 3\n", "mine.base_url"), ("[mine", "valid TOML"), (None, "check the path")]
 )
 def test_a_table_that_can_not_be_used_is_told(tmp_path, text, words):
     path = tmp_path / "own.toml"

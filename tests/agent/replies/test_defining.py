@@ -6,8 +6,8 @@ import pytest
 
 from kernelwright.agent.replies import Extraction, extract
 from kernelwright.agent.replies.blocks import Module
-from kernelwright.problems.record.source import bound_names
-from kernelwright.sandbox.authenticity.languages import NO_CALL, refuse
+from kernelwright.problems.source import bound_names
+from kernelwright.sandbox.authenticity.scan import NO_CALL, refuse
 
 DEFINED = {
     "a class": "class ModelNew(Fast):\n    pass",

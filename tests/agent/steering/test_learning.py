@@ -10,8 +10,8 @@ from kernelwright.agent.steering.budget import Prices, choose_model, stalls
 from kernelwright.agent.strategies.moves import untried
 from kernelwright.evals.runs.prompting import default_size
 from kernelwright.problems import catalog_names, load_problem
+from kernelwright.problems.languages import TARGETS
 from kernelwright.prompts import Traits, applicable, idea_bank, traits_of
-from kernelwright.prompts.targets import TARGETS
 from tests.agent.strategies.test_refine import view_of
 from tests.support.search import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
 

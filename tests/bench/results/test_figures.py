@@ -29,7 +29,7 @@ from kernelwright.evals.figures import measured
 from kernelwright.evals.runs.running import Plan
 from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.problems import ProblemError
-from kernelwright.problems.record.problem import Origin
+from kernelwright.problems.problem import Origin
 from kernelwright.sandbox.pool.protocol import Conditions
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.bench.results.walk import ROOT, SETTINGS

@@ -2,7 +2,7 @@ import pytest
 
 from kernelwright.evals.scores.scoring import collect_candidates, collect_problems, level_of
 from kernelwright.problems import ProblemError
-from kernelwright.sandbox.authenticity.languages import candidate_of
+from kernelwright.sandbox.authenticity.scan import candidate_of
 from tests.support.problems import PROBLEM, RIGHT
 
 

@@ -5,7 +5,7 @@ from functools import cache
 from typing import NamedTuple
 
 from kernelwright.problems import Problem, load_problem
-from kernelwright.problems.loading import put_sizes
+from kernelwright.problems.source_rewriting import put_sizes
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from tests.support.efforts import at_asked_effort

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from kernelwright.programs.apply.placing import INCLUDED, module_of, started
-from kernelwright.sandbox.machine import cutlass_headers
+from kernelwright.sandbox.machine import package_headers
 
 SOURCE = """
 import ctypes
@@ -33,5 +33,5 @@ def test_the_headers_are_found_where_the_package_is_and_the_environment_stays(tm
         monkeypatch.setenv(INCLUDED, before)
     (tmp_path / "candidate.py").write_text(SOURCE)
     module = module_of(tmp_path / "candidate.py", started(tmp_path / "builds"))
-    assert bool(module.FOUND) is (cutlass_headers() is not None)
+    assert bool(module.FOUND) is (package_headers("cutlass") is not None)
     assert os.environ.get(INCLUDED) == before

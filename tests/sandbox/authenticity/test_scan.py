@@ -1,6 +1,6 @@
 import pytest
 
-from kernelwright.sandbox.authenticity.languages import refuse
+from kernelwright.sandbox.authenticity.scan import refuse
 
 REFUSED = {
     "a null byte": ("x = 1\ny = '\0'\n", r"line 2: Python text can not hold null bytes: y = '\x00'"),

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from bench.recorded import recorded_source
-from kernelwright.prompts.targets import EXAMPLES
+from kernelwright.prompts.rendering import EXAMPLES
 from kernelwright.sandbox.machine import package_version
 from tests.gpu.languages import HONEST, HOSTILE
 from tests.sandbox.build.constructing import ARGUMENTS, constructed, recorded
 
 pytestmark = pytest.mark.skipif(package_version("cute") is None, reason="needs the package nvidia-cutlass-dsl")
 FOR_HOPPER = "import os\nos.environ['CUTE_DSL_ARCH'] = 'sm_90a'\n"
-EXAMPLE = FOR_HOPPER + (EXAMPLES / "cute" / "answer.py").read_text()
+EXAMPLE = FOR_HOPPER + (EXAMPLES / "cute.py").read_text()
 HAS_RUN = "assert model.run is not None"
 
 

@@ -7,17 +7,17 @@ import pytest
 from bench.recorded import recorded_source
 from kernelwright.agent.providers.kinds.recorded import recorded_targets
 from kernelwright.problems import catalog_names
-from kernelwright.prompts.targets import EXAMPLES
+from kernelwright.prompts.rendering import EXAMPLES
 from kernelwright.sandbox.build import read_record
 from kernelwright.sandbox.calls.sessions import Refused, Session
-from kernelwright.sandbox.machine import cutlass_headers
+from kernelwright.sandbox.machine import package_headers
 from kernelwright.sandbox.toolchain import toolchain
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import WorkFolder
 from tests.gpu.languages import HONEST, HOSTILE
 
 pytestmark = [
-    pytest.mark.skipif(cutlass_headers() is None, reason="needs the package nvidia-cutlass"),
+    pytest.mark.skipif(package_headers("cutlass") is None, reason="needs the package nvidia-cutlass"),
     pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc, the compiler of the CUDA toolkit, on PATH"),
 ]
 RECORDED = [name for name in catalog_names() if "cutlass" in recorded_targets(name)]
@@ -46,7 +46,7 @@ def compiled(source):
 
 @pytest.mark.slow
 def test_the_example_compiles_in_the_jail_without_an_include_folder_of_its_own():
-    done, said = compiled((EXAMPLES / "cutlass" / "answer.py").read_text())
+    done, said = compiled((EXAMPLES / "cutlass.py").read_text())
     assert done, said
 
 

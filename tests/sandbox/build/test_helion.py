@@ -10,7 +10,7 @@ import torch
 from bench.recorded import recorded_source
 from kernelwright.agent.providers.kinds.recorded import recorded_targets
 from kernelwright.problems import catalog_names, load_problem
-from kernelwright.prompts.targets import EXAMPLES
+from kernelwright.prompts.rendering import EXAMPLES
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.machine import package_version
 from kernelwright.sandbox.verdict.settings import Settings
@@ -62,15 +62,14 @@ def checked(how, reference, candidate, folder):
 
 @pytest.mark.parametrize("how", ["interpreted", "compiled"])
 def test_the_example_computes_what_its_reference_computes(how, tmp_path):
-    folder = EXAMPLES / "helion"
-    texts = ((folder / name).read_text() for name in ("reference.py", "answer.py"))
+    texts = ((EXAMPLES / name).read_text() for name in ("reference.py", "helion.py"))
     code, said = checked(how, *texts, tmp_path)
     assert code == 0, said
 
 
 def called(before):
     """What a jailed builder said of a call of the example on the processor."""
-    folder, source = WorkFolder(), (EXAMPLES / "helion" / "answer.py").read_text()
+    folder, source = WorkFolder(), (EXAMPLES / "helion.py").read_text()
     call = "\nx = torch.rand(64, 1000)\nmodel = ModelNew(1000).requires_grad_(False)\ny = model(x)\n"
     right = "torch.testing.assert_close(y, x * model.scale + x.sum(1, keepdim=True))\nclass Made: pass\n"
     try:

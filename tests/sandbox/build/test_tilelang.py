@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from bench.recorded import recorded_source
-from kernelwright.prompts.targets import EXAMPLES
+from kernelwright.prompts.rendering import EXAMPLES
 from kernelwright.sandbox.machine import package_version
 from tests.gpu.languages import HONEST, HOSTILE
 from tests.sandbox.build.constructing import ARGUMENTS, constructed, recorded
@@ -17,7 +17,7 @@ pytestmark = [
 FOR_HOPPER = """import os
 os.environ["TILELANG_DEFAULT_TARGET"] = '{"kind": "cuda", "arch": "sm_90a"}'
 """
-EXAMPLE = (EXAMPLES / "tilelang" / "answer.py").read_text()
+EXAMPLE = (EXAMPLES / "tilelang.py").read_text()
 
 
 @pytest.mark.slow

@@ -7,8 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernelwright.problems import Tolerance
-from kernelwright.problems.record import value_families
+from kernelwright.problems import Tolerance, input_distributions
 from kernelwright.sandbox.correctness.compare import ExactCase, mismatch_shaken
 from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, vary
 from kernelwright.sandbox.tensors import RawTensor, Values
@@ -132,7 +131,8 @@ def test_every_family_has_its_lazy_kernel() -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_lazy_kernel_is_caught_by_its_family_and_by_no_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(value_families, "SECRET", 0)  # large values at secret places fall on a row's end now and then
+    # Large values at secret places fall on a row's end now and then
+    monkeypatch.setattr(input_distributions, "SECRET", 0)
     torch.manual_seed(0)
     for _ in range(DRAWS):
         assert [family for family in (DRAWN, *FAMILIES) if is_caught(LAZY[name], family)] == [name]

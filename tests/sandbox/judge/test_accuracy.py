@@ -3,7 +3,7 @@
 import pytest
 
 from kernelwright.problems import Problem
-from kernelwright.problems.record.value_families import FAMILIES
+from kernelwright.problems.input_distributions import DISTRIBUTIONS
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.pool.protocol import Conditions
@@ -59,7 +59,9 @@ def test_kernelbench_looks_at_inputs_as_drawn_alone():
         passed = [judge.judge(candidate(NEAR)), judge.judge(candidate(a=CLAMPED))]
         assert judge.judge(candidate(FAR)).stage == "check"
     assert {verdict.outcome for verdict in passed} == {"passed"}
-    assert set(passed[0].evidence.families_left_out) == set(FAMILIES) and passed[0].evidence.accuracy == "kernelbench"
+    assert (
+        set(passed[0].evidence.families_left_out) == set(DISTRIBUTIONS) and passed[0].evidence.accuracy == "kernelbench"
+    )
     assert passed[0].evidence.meets("ieee") is None  # nothing was held to that bound
     with judging("ieee") as judge:
         assert judge.judge(candidate(a=CLAMPED)).outcome == "failed"

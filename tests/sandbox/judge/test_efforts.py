@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from kernelwright.problems.record.value_families import FAMILIES
+from kernelwright.problems.input_distributions import DISTRIBUTIONS
 from kernelwright.sandbox.authenticity.evidence import OBSERVED_CAVEAT
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.judging import UNOBSERVED, Judge, judge
@@ -30,7 +30,7 @@ def test_a_screen_is_one_worker_and_says_what_it_left_out():
     verdict = judge(NORM, Candidate(source=HONEST), SCREEN)
     assert workers(verdict) == {0} and verdict.evidence.effort == "screen"
     assert UNOBSERVED in verdict.evidence.not_met
-    assert 0 < len(set(verdict.evidence.not_met) & set(FAMILIES)) < len(FAMILIES)
+    assert 0 < len(set(verdict.evidence.not_met) & set(DISTRIBUTIONS)) < len(DISTRIBUTIONS)
 
 
 def test_a_screen_of_a_problem_with_a_policy_sees_what_runs():

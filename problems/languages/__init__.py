@@ -1,0 +1,32 @@
+"""The languages that candidates are written in, one file each. A new file is found by itself."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Literal
+
+from kernelwright.problems.languages.language import Language
+
+
+def _languages() -> dict[str, Language]:
+    names = [module.name for module in iter_modules(__path__) if module.name not in ("language", "detect")]
+    found: list[Language] = [import_module(f"{__name__}.{name}").LANGUAGE for name in names]
+    return {one.name: one for one in sorted(found, key=lambda one: (one.order, one.name))}
+
+
+LANGUAGES = _languages()
+"""By name, in their order."""
+TARGETS = {name: one for name, one in LANGUAGES.items() if one.examples}
+"""Those that prompts can ask for."""
+
+if TYPE_CHECKING:
+    LanguageName = str
+    Target = str
+else:
+    LanguageName = Literal[tuple(LANGUAGES)]
+    Target = Literal[tuple(TARGETS)]
+
+
+def listed_targets() -> str:
+    """The targets in a sentence: `cpp, cuda or triton`."""
+    *others, last = TARGETS
+    return f"{', '.join(others)} or {last}"

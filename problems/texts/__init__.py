@@ -1,1 +1,0 @@
-"""Foreign text read and put into our convention: arithmetic, constructors, functions, devices. Nothing is run."""
