@@ -14,11 +14,11 @@ from pydantic import ValidationError
 
 from kernelwright import prompts
 from kernelwright.agent.log.records import Ask, Attempt, doubt_of
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import View
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.agent.steering.advice import lessons
-from kernelwright.agent.strategies.moves import lineage
+from kernelwright.agent.steering import lessons
+from kernelwright.agent.strategies import lineage
 from kernelwright.problems import Problem
 from kernelwright.prompts.brief import Yardstick
 from kernelwright.prompts.targets import TARGETS

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, cast, get_args
 from bench.chosen import Kept, chosen
 from bench.gpu_facts import NO_DEVICE, Report
 from bench.recorded import recorded_source
-from kernelwright.agent.providers.kinds.recorded import read_story, recorded_targets
+from kernelwright.agent.providers.recorded import read_story, recorded_targets
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.prompts import Target
 from kernelwright.sandbox.calls.backend import device_held

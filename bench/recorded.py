@@ -1,6 +1,6 @@
 """The candidates in the recorded answers that ship."""
 
-from kernelwright.agent.providers.kinds.recorded import read_story, story_folder
+from kernelwright.agent.providers.recorded import read_story, story_folder
 from kernelwright.agent.replies import Extraction, extract
 from kernelwright.prompts import Target
 

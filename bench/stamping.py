@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import View, fold
-from kernelwright.agent.providers.kinds.recorded import STORY, read_story, recorded_targets, stories, story_folder
+from kernelwright.agent.providers.recorded import STORY, read_story, recorded_targets, stories, story_folder
 from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
 from kernelwright.evals.runs.running import Plan, Running
 from kernelwright.problems import catalog_names

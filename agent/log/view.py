@@ -6,9 +6,34 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from kernelwright.agent.log import events as log_events
-from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.records import Attempt, FollowUp, KnownIdea, ranked
+from kernelwright.agent.config import SearchConfig
+from kernelwright.agent.log.records import (
+    Asked,
+    AskedAgain,
+    AtFault,
+    Attempt,
+    CandidateExtracted,
+    Confirmed,
+    Equipped,
+    Event,
+    FollowUp,
+    Granted,
+    JudgedAttempt,
+    Kept,
+    KnownIdea,
+    MeasuredProblem,
+    NoCandidate,
+    Noted,
+    OfAttempt,
+    ProviderFailed,
+    Replied,
+    RepliedAgain,
+    Resumed,
+    RunLogError,
+    Screened,
+    Stopped,
+    ranked,
+)
 from kernelwright.problems.record.base import Record
 
 GOES_ON = {"stopped": None, "fault": None}
@@ -24,12 +49,12 @@ class View(Record):
     """The attempt that the log last called the best; a fresh judge may have refused it since."""
     stopped: str | None = None
     """Why the search ended; None while it goes on."""
-    fault: log_events.AtFault | None = None
+    fault: AtFault | None = None
     ideas: tuple[KnownIdea, ...] = ()
     """Those that apply to the problem, in the order in which to try them; empty before the search has begun."""
     config: SearchConfig | None = None
     """What the search was last started with; None before it has begun, and in records of older runs."""
-    measured: log_events.MeasuredProblem | None = None
+    measured: MeasuredProblem | None = None
     """What was found of PyTorch's own times before the first ask; None where nobody looked."""
     granted: int = 0
     """Attempts beyond the problem's own budget, left over by other problems."""
@@ -93,7 +118,7 @@ class View(Record):
         judged = (attempt for attempt in self.attempts if attempt.candidate and attempt.verdict)
         return next((one for one in judged if one.candidate and one.candidate.identity == identity), None)
 
-    def after(self, event: log_events.Event) -> "View":
+    def after(self, event: Event) -> "View":
         return _Folding(self).taken([event])
 
 
@@ -105,59 +130,59 @@ class _Folding:
         self.fields = _fields(view)
         self.attempts = list(view.attempts)
 
-    def taken(self, events: Iterable[log_events.Event]) -> View:
+    def taken(self, events: Iterable[Event]) -> View:
         mine = [event for event in events if event.problem == self.before.problem]
         for event in mine:
             self.fields |= self.clock(event) | self.changes(event)
         return View.model_validate(self.fields | {"attempts": tuple(self.attempts)}) if mine else self.before
 
-    def clock(self, event: log_events.Event) -> dict[str, Any]:
+    def clock(self, event: Event) -> dict[str, Any]:
         start, last = self.fields["session_start"], self.fields["last_event"]
-        if isinstance(event.body, log_events.Resumed) and last is not None:
+        if isinstance(event.body, Resumed) and last is not None:
             wall_s = self.fields["earlier_s"] + (last - start).total_seconds()
             return {"earlier_s": wall_s, "session_start": event.time, "last_event": event.time}
         return {"session_start": start or event.time, "last_event": event.time}
 
-    def changes(self, event: log_events.Event) -> dict[str, Any]:
+    def changes(self, event: Event) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         match event.body:
-            case log_events.Asked() as asked:
+            case Asked() as asked:
                 self.attempts.append(self.opened(asked))
                 fields = GOES_ON
-            case log_events.Kept(attempt=number):
+            case Kept(attempt=number):
                 fields = {"kept": self.attempt(number).number}
-            case log_events.Stopped(reason=reason, fault=fault):
+            case Stopped(reason=reason, fault=fault):
                 fields = {"stopped": reason, "fault": fault}
-            case log_events.Resumed():
+            case Resumed():
                 fields = GOES_ON
-            case log_events.Equipped(ideas=ideas, config=config):
+            case Equipped(ideas=ideas, config=config):
                 fields = {"ideas": ideas, "config": config}
-            case log_events.MeasuredProblem() as measured:
+            case MeasuredProblem() as measured:
                 fields = {"measured": measured}
-            case log_events.Granted(attempts=more):
+            case Granted(attempts=more):
                 fields = GOES_ON | {"granted": self.fields["granted"] + more}
-            case log_events.OfAttempt() as body:
+            case OfAttempt() as body:
                 self.advance(body)
             case other:
                 raise AssertionError(f"no rule for {type(other).__name__}")
         return fields
 
-    def opened(self, asked: log_events.Asked) -> Attempt:
+    def opened(self, asked: Asked) -> Attempt:
         number = len(self.attempts) + 1
         if asked.attempt != number or asked.ask.attempt != number:
-            raise log_events.RunLogError(
+            raise RunLogError(
                 f"the record of {self.before.problem!r} goes from attempt {number - 1} to {asked.attempt}; "
                 "it is damaged, start a new run"
             )
         return Attempt.model_validate(_taken_over(asked))
 
-    def advance(self, body: log_events.OfAttempt) -> None:
+    def advance(self, body: OfAttempt) -> None:
         old = self.attempt(body.attempt)
         news = _news(old, body)
         touched = [old]
-        if isinstance(body, log_events.JudgedAttempt) and body.same_as is not None:
+        if isinstance(body, JudgedAttempt) and body.same_as is not None:
             news |= {"confirmed": self.attempt(body.same_as).confirmed}
-        elif isinstance(body, log_events.Confirmed):
+        elif isinstance(body, Confirmed):
             # One candidate, one ruling: else the same source would be refused here and recommended there.
             touched += [attempt for attempt in self.attempts if attempt.same_as == old.number]
         for one in touched:
@@ -169,46 +194,46 @@ class _Folding:
 
 def _numbered(attempts: Sequence[Attempt], number: int, problem: str) -> Attempt:
     if not 1 <= number <= len(attempts):
-        raise log_events.RunLogError(
+        raise RunLogError(
             f"the record of {problem!r} has no attempt {number}, only 1 to {len(attempts)}; "
             "it is damaged, start a new run"
         )
     return attempts[number - 1]
 
 
-def _news(old: Attempt, body: log_events.OfAttempt) -> dict[str, Any]:
+def _news(old: Attempt, body: OfAttempt) -> dict[str, Any]:
     fields: dict[str, Any]
     match body:
-        case log_events.Replied() | log_events.Noted() | log_events.JudgedAttempt():
+        case Replied() | Noted() | JudgedAttempt():
             fields = _taken_over(body)
-        case log_events.AskedAgain():
+        case AskedAgain():
             fields = {"follow_up": FollowUp(prompt_digest=body.prompt_digest, request_digest=body.request_digest)}
-        case log_events.RepliedAgain():
+        case RepliedAgain():
             fields = {"follow_up": _answered(old.follow_up, body)}
-        case log_events.CandidateExtracted():
+        case CandidateExtracted():
             fields = {"extraction": body.candidate}
-        case log_events.NoCandidate():
+        case NoCandidate():
             fields = {"extraction": body.why}
-        case log_events.Screened():
+        case Screened():
             fields = {"screenings": (*old.screenings, *body.screenings)}
-        case log_events.Confirmed():
+        case Confirmed():
             fields = {"confirmed": body.verdict}
-        case log_events.ProviderFailed():
+        case ProviderFailed():
             fields = {"provider_failures": old.provider_failures + 1}
         case _:
             raise AssertionError(f"no rule for {type(body).__name__}")
     return fields
 
 
-def _answered(asked: FollowUp | None, body: log_events.RepliedAgain) -> FollowUp:
+def _answered(asked: FollowUp | None, body: RepliedAgain) -> FollowUp:
     if asked is None:
-        raise log_events.RunLogError(
+        raise RunLogError(
             f"attempt {body.attempt} was answered again and not asked; the record is damaged, start a new run"
         )
     return FollowUp.model_validate(_fields(asked) | {"reply_digest": body.reply_digest, "reply": body.reply})
 
 
-def _taken_over(body: log_events.OfAttempt) -> dict[str, Any]:
+def _taken_over(body: OfAttempt) -> dict[str, Any]:
     """The fields of an event that an attempt has under the same names."""
     return {name: value for name, value in _fields(body).items() if name in Attempt.model_fields}
 
@@ -218,6 +243,6 @@ def _fields(record: Record) -> dict[str, Any]:
     return {name: getattr(record, name) for name in type(record).model_fields}
 
 
-def fold(problem: str, events: Iterable[log_events.Event]) -> View:
+def fold(problem: str, events: Iterable[Event]) -> View:
     """The view of one problem after `events`, which may be those of the whole run."""
     return _Folding(View(problem=problem)).taken(events)

@@ -1,1 +1,291 @@
-"""Providers: what answers a request. One that ships is a file in `kinds`; each keeps `provider.Provider`."""
+"""What a provider is, which one a run has, and how one says that it cannot answer. No key is ever in a record."""
+
+import contextlib
+import hashlib
+import logging
+import os
+import pkgutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from pydantic import Field, ValidationError
+
+from kernelwright.agent.log.records import Ask, Event, Reply, Request
+from kernelwright.agent.strategies import function_in
+from kernelwright.problems.record.base import Record, read_table
+from kernelwright.prompts import Prompt
+from kernelwright.sandbox.machine.cache import write_atomically
+
+if TYPE_CHECKING:
+    from kernelwright.problems import Problem
+
+
+Api = Literal["chat", "responses"]
+
+
+class OpenAISettings(Record):
+    """Where and how to ask. Holds no key, so it may be written down."""
+
+    base_url: str | None = None
+    """None is the variable OPENAI_BASE_URL, or else OpenAI's own."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Name of the variable that holds the key; empty for a server that asks for none."""
+    needs_key: bool = False
+    """Whether to refuse at once where the variable holds none; OpenAI's own server always needs one."""
+    api: Api = "chat"
+    max_retries: int = Field(default=5, ge=0)
+    """Of one request, by the client: on lost connections, timeouts, 408, 409, 429 and 5xx; it heeds Retry-After."""
+    timeout_s: float = Field(default=600, gt=0)
+    """Longest silence of the server."""
+    deadline_s: float = Field(default=3600, gt=0)
+    """Longest time for one request in all, retries included."""
+
+
+class ProviderOptions(Record):
+    """Who answers. Written into the run's header, so that a resumed run asks the same."""
+
+    kind: str = "recorded"
+    """The name of a provider, or `path/to/file.py:function`; see `agent.providers.registry`."""
+    server: OpenAISettings = OpenAISettings()
+    """For `server`: where and how to ask; for `local`, in which form."""
+    folder: str | None = None
+    """For `files`: where tasks and answers lie; None is `tasks` in the run's own folder.
+
+    For `recorded`: where stories lie, as in the catalog; None is the catalog that ships.
+    """
+    model_file: str | None = None
+    """For `local`: a GGUF file; None is the small model that `kernelwright models fetch` gets."""
+    cache: str | None = None
+    """A folder of answers that is looked into before anybody is asked; None for none."""
+
+
+class ProviderError(Exception):
+    """No answer could be had; the message is one sentence with the remedy and never holds a key."""
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+        """Whether the same request may well succeed a little later."""
+
+
+class AnswerPending(ProviderError):
+    """No answer is there yet, since someone else gives it later: the search rests, and other problems go on."""
+
+
+class NoMoreAnswers(Exception):
+    """The provider has given all the answers that it has; an ordinary end of a search."""
+
+
+class Provider(Protocol):
+    """Answers requests, several at a time where the caller wants it.
+
+    What it starts, it ends in a method `close()`, if it has one. Where two of its answers to one request may differ by
+    more than luck, an attribute `place` says by what, such as a server's address: the response cache goes by it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
+        """One answer to `request`, which `ask` and `prompt` led to. Raises `ProviderError` and `NoMoreAnswers`."""
+        ...
+
+
+class RunRecord(Protocol):
+    """What a provider may know of the run that it answers; a `RunLog` is one."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    def events(self, problem: str | None = None, after: int = 0) -> Iterable[Event]: ...
+
+    def problem(self, name: str) -> "Problem": ...
+
+
+LOG = logging.getLogger("kernelwright.agent.providers")
+CACHED = "from the response cache"
+TRIED_BYTES = 1 << 16
+"""About a long reply."""
+
+
+class ReplyCache:
+    """A folder of replies. Many processes may share it: a reader sees a whole reply or none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def try_out(self) -> None:
+        """Make the folder and write to it, as later a reply, and leave no file there. Raises `ProviderError`."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                file.write(bytes(TRIED_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ProviderError(
+                f"the response cache {self.folder} cannot be a folder, since a file is in its way; "
+                "choose another --cache folder"
+            ) from error
+        except OSError as error:
+            raise ProviderError(
+                f"cannot write to the response cache {self.folder} ({error.strerror}); make room, check its "
+                "permissions, or choose another --cache folder"
+            ) from error
+
+    def find(self, key: str) -> Reply | None:
+        """The reply under `key`; None where there is none. `ProviderError` where the file cannot be read as one."""
+        path = self._path(key)
+        try:
+            return Reply.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise ProviderError(f"cannot read {path} ({error.strerror}); check its permissions") from error
+        except ValidationError as error:
+            raise ProviderError(f"{path} is no reply that can be read; delete that file") from error
+
+    def keep(self, key: str, reply: Reply) -> None:
+        """Put the reply under `key`; of several for one key, the last one written stays. Raises `OSError`."""
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, reply.model_dump_json())
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.json"
+
+
+class CachedProvider:
+    """Asks another provider only for what `answers` does not hold. A failure is never kept.
+
+    A reply that can not be kept is given all the same, since it was paid for; this is said once.
+    """
+
+    def __init__(self, provider: Provider, answers: ReplyCache, place: str) -> None:
+        self.provider = provider
+        self.answers = answers
+        self.place = place
+        """What decides an answer beside the request: the address of the server."""
+        self._told = False
+
+    @property
+    def name(self) -> str:
+        return self.provider.name
+
+    async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
+        """See `Provider.complete`. A reply from the cache says so, took no time and cost 0 USD; its tokens stay."""
+        key = answer_key(request, self.place)
+        found = self.answers.find(key)
+        if found is not None:
+            free = found.usage.model_dump() | {"cost_usd": 0.0}
+            return Reply.model_validate(found.model_dump() | {"usage": free, "latency_s": None, "note": CACHED})
+        reply = await self.provider.complete(request, ask, prompt)
+        try:
+            self.answers.keep(key, reply)
+        except OSError as error:
+            self._tell_once(error)
+        return reply
+
+    def _tell_once(self, error: OSError) -> None:
+        if self._told:
+            return
+        self._told = True
+        told = (
+            f"cannot write to the response cache {self.answers.folder} ({error.strerror}): this run keeps its answers, "
+            "but another one would pay for them again; make room or check the permissions"
+        )
+        with contextlib.suppress(OSError):  # standard error may go to the very disk that is full
+            LOG.warning("%s", told)
+            print(f"kernelwright: {told}", file=sys.stderr, flush=True)
+
+
+def answer_key(request: Request, place: str) -> str:
+    """sha256 over the place and the request's digest, which covers the sample's number: repeats stay distinct."""
+    return hashlib.sha256(f"{place}\n{request.digest}".encode()).hexdigest()
+
+
+SHIPPED = Path(__file__).parents[1] / "data" / "providers.toml"
+
+
+class Preset(Record):
+    base_url: str
+    key: str = ""
+    """Name of the environment variable that holds the key; empty where the server asks for none."""
+    api: Api = "chat"
+
+    @property
+    def settings(self) -> OpenAISettings:
+        return OpenAISettings(base_url=self.base_url, api_key_env=self.key, needs_key=bool(self.key), api=self.api)
+
+
+def load_presets(path: Path | None = None) -> dict[str, Preset]:
+    """The presets that ship, below those of the user's own table; `ProviderError` where that is malformed."""
+    tables = [
+        read_table(file, dict[str, Preset], "the table of servers", ProviderError) for file in (SHIPPED, path) if file
+    ]
+    return {name: preset for table in tables for name, preset in table.items()}
+
+
+GROUP = "kernelwright.providers"
+Maker = Callable[[ProviderOptions, RunRecord], Provider]
+
+
+class _NotStarted:
+    folder = Path()
+
+    def events(self, problem: str | None = None, after: int = 0) -> Iterable[Event]:
+        return ()
+
+    def problem(self, name: str) -> "Problem":
+        raise ProviderError(f"there is no run yet, and so no problem {name!r} in it; ask once it has started")
+
+
+def providers() -> dict[str, EntryPoint]:
+    """All that can be named: those that ship, then those of installed packages, which may not take a shipped name."""
+    names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
+    shipped = {name: EntryPoint(name, f"{__name__}.{name}:provider", GROUP) for name in names}
+    return shipped | {point.name: point for point in entry_points(group=GROUP) if point.name not in shipped}
+
+
+def provider_for(options: ProviderOptions, run: RunRecord) -> Provider:
+    """The provider; `ProviderError` for what the user or the machine lacks, such as a key. See `providing`."""
+    provider = _bare(options, run)
+    if options.cache is None:
+        return provider
+    place = getattr(provider, "place", f"{options.kind} {options.model_file or ''}")
+    return CachedProvider(provider, ReplyCache(Path(options.cache)), place)
+
+
+def check_provider(options: ProviderOptions) -> None:
+    """Raise, before a run is started, what `provider_for` would; and where the response cache can not be written."""
+    _bare(options, _NotStarted())
+    if options.cache is not None:
+        ReplyCache(Path(options.cache)).try_out()
+
+
+@asynccontextmanager
+async def providing(options: ProviderOptions, run: RunRecord) -> AsyncIterator[Provider]:
+    """The provider for as long as the block lasts: what it started ends with it."""
+    provider = provider_for(options, run)
+    try:
+        yield provider
+    finally:
+        bare = provider.provider if isinstance(provider, CachedProvider) else provider
+        if (close := getattr(bare, "close", None)) is not None:
+            close()
+
+
+def _bare(options: ProviderOptions, run: RunRecord) -> Provider:
+    known, name = providers(), options.kind
+    if ":" not in name and name not in known:
+        raise ProviderError(
+            f"no provider {name!r}; there are: {', '.join(known)}, and any function as path/to/file.py:function"
+        )
+    own = ":" in name
+    make: Maker = function_in(name, "provider", ProviderError, "(options, run)") if own else known[name].load()
+    return make(options, run)

@@ -11,17 +11,16 @@ from typing import Self
 from pydantic import Field, ValidationError
 
 from kernelwright.agent.briefs import BriefMaker, sheet_for
-from kernelwright.agent.engine.scheduling import Scheduler, evaluating, views_of
-from kernelwright.agent.engine.search import Parts
-from kernelwright.agent.engine.steps import Evaluator
+from kernelwright.agent.config import SearchConfig
+from kernelwright.agent.engine import Evaluator, Parts
 from kernelwright.agent.log.best import write_best
-from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.events import AtFault, Event, RunLogError
-from kernelwright.agent.log.run_log import RunLog, Setting
+from kernelwright.agent.log.records import AtFault, Event, RunLogError
+from kernelwright.agent.log.store import RunLog, Setting
 from kernelwright.agent.log.view import View
-from kernelwright.agent.providers.kinds.recorded import read_story, recorded_targets, stories
-from kernelwright.agent.providers.kinds.simulated import SimulatedEvaluator
-from kernelwright.agent.providers.provider import ProviderOptions, check_provider, providing
+from kernelwright.agent.providers import ProviderOptions, check_provider, providing
+from kernelwright.agent.providers.recorded import read_story, recorded_targets, stories
+from kernelwright.agent.providers.simulated import SimulatedEvaluator
+from kernelwright.agent.scheduler import Scheduler, evaluating, views_of
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.runs.version import commit, own_version

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils import cpp_extension
 
-from kernelwright.agent.providers.kinds.recorded import read_story
+from kernelwright.agent.providers.recorded import read_story
 from kernelwright.agent.replies import Extraction, extract
 from kernelwright.sandbox.authenticity.languages import refuse
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernelwright.agent.briefs import BriefMaker
-from kernelwright.agent.engine.replaying import replay
-from kernelwright.agent.engine.search import Parts, search
-from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.config import SearchConfig
+from kernelwright.agent.engine import Parts, search
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
-from kernelwright.agent.log.run_log import RunLog, Setting
+from kernelwright.agent.log.store import RunLog, Setting
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.provider import ProviderError
+from kernelwright.agent.providers import ProviderError
+from kernelwright.agent.replay import replay
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt, TargetVersions, cpu_sheet

@@ -23,7 +23,7 @@ from kernelwright.commands.options.terminal import (
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.view import View
-    from kernelwright.agent.providers.provider import ProviderOptions
+    from kernelwright.agent.providers import ProviderOptions
     from kernelwright.evals.runs.running import Running
     from kernelwright.problems import Problem
 
@@ -44,7 +44,7 @@ class ProviderArguments(NamedTuple):
 
 def provider_options(typed: ProviderArguments) -> "tuple[str, ProviderOptions]":
     """The model's name and who answers in its place; `UserMistake` for what does not go together."""
-    from kernelwright.agent.providers.provider import ProviderOptions
+    from kernelwright.agent.providers import ProviderOptions
 
     kind = _kind(typed)
     if kind == "recorded" and typed.model:
@@ -76,7 +76,7 @@ def provider_options(typed: ProviderArguments) -> "tuple[str, ProviderOptions]":
 
 
 def _kind(typed: ProviderArguments) -> str:
-    from kernelwright.agent.providers.provider import load_presets, providers
+    from kernelwright.agent.providers import load_presets, providers
 
     if typed.provider is None:
         return "server" if typed.model else "recorded"
@@ -96,7 +96,7 @@ def _kind(typed: ProviderArguments) -> str:
 
 
 def _server(typed: ProviderArguments) -> "dict[str, object]":
-    from kernelwright.agent.providers.provider import OpenAISettings, load_presets
+    from kernelwright.agent.providers import OpenAISettings, load_presets
 
     preset = load_presets(typed.presets).get(typed.provider or "")
     found: dict[str, object] = (preset.settings if preset else OpenAISettings()).model_dump()
@@ -117,7 +117,7 @@ LISTS = {"models", "advisers", "without", "learn_from"}
 
 def search_options(settings: Sequence[str]) -> dict[str, Any]:
     """`slots=4`, `budget.usd=2.5`, `models=a,b` as fields of `SearchConfig`; `UserMistake` for what is none."""
-    from kernelwright.agent.log.config import Budget, SearchConfig
+    from kernelwright.agent.config import Budget, SearchConfig
 
     options: dict[str, Any] = {}
     for setting in settings:
@@ -138,7 +138,7 @@ def checked_config(fields: dict[str, Any]) -> Any:
     """The `SearchConfig` of these fields; `UserMistake` that names the field at fault."""
     from pydantic import ValidationError
 
-    from kernelwright.agent.log.config import SearchConfig
+    from kernelwright.agent.config import SearchConfig
 
     try:
         return SearchConfig.model_validate(fields)

@@ -5,14 +5,14 @@ import pytest
 from bench.simulated.clock import run_simulated
 from bench.simulated.many import SOURCE, run_many
 from kernelwright.agent.briefs import BriefMaker
-from kernelwright.agent.engine.replaying import replay
-from kernelwright.agent.engine.scheduling import Scheduler, views_of
-from kernelwright.agent.engine.search import Parts
-from kernelwright.agent.log.config import Budget, SearchConfig
-from kernelwright.agent.log.run_log import RunLog, Setting
-from kernelwright.agent.providers.kinds.batch import BatchProvider
-from kernelwright.agent.providers.kinds.simulated import Assumptions, SimulatedEvaluator, SimulatedProvider
-from kernelwright.agent.providers.provider import AnswerPending
+from kernelwright.agent.config import Budget, SearchConfig
+from kernelwright.agent.engine import Parts
+from kernelwright.agent.log.store import RunLog, Setting
+from kernelwright.agent.providers import AnswerPending
+from kernelwright.agent.providers.batch import BatchProvider
+from kernelwright.agent.providers.simulated import Assumptions, SimulatedEvaluator, SimulatedProvider
+from kernelwright.agent.replay import replay
+from kernelwright.agent.scheduler import Scheduler, views_of
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.problems import Problem
 from kernelwright.prompts import TargetVersions, cpu_sheet

@@ -4,14 +4,8 @@ import asyncio
 
 import pytest
 
-from kernelwright.agent.providers import kinds
-from kernelwright.agent.providers import provider as registry
-from kernelwright.agent.providers.kinds.batch import BatchProvider
-from kernelwright.agent.providers.kinds.files import FilesProvider
-from kernelwright.agent.providers.kinds.recorded import RecordedProvider
-from kernelwright.agent.providers.kinds.server import OpenAIProvider
-from kernelwright.agent.providers.kinds.simulated import SimulatedProvider
-from kernelwright.agent.providers.provider import (
+from kernelwright.agent import providers as registry
+from kernelwright.agent.providers import (
     CachedProvider,
     OpenAISettings,
     ProviderError,
@@ -21,6 +15,11 @@ from kernelwright.agent.providers.provider import (
     provider_for,
     providing,
 )
+from kernelwright.agent.providers.batch import BatchProvider
+from kernelwright.agent.providers.files import FilesProvider
+from kernelwright.agent.providers.recorded import RecordedProvider
+from kernelwright.agent.providers.server import OpenAIProvider
+from kernelwright.agent.providers.simulated import SimulatedProvider
 
 ECHO = """
 class Echo:
@@ -63,8 +62,7 @@ def test_each_file_of_the_folder_is_a_provider_by_its_own_name_and_another_name_
 
 def test_a_file_that_is_put_into_the_folder_is_all_that_a_new_provider_takes(log, tmp_path, monkeypatch):
     (tmp_path / "echo.py").write_text(ECHO)
-    monkeypatch.setattr(registry, "KINDS", tmp_path)
-    monkeypatch.setattr(kinds, "__path__", [*kinds.__path__, str(tmp_path)])
+    monkeypatch.setattr(registry, "__path__", [*registry.__path__, str(tmp_path)])
     assert provider_for(ProviderOptions(kind="echo"), log).name == "echo"
     check_provider(ProviderOptions(kind="echo"))
 

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from kernelwright.agent.engine.replaying import replay
-from kernelwright.agent.engine.search import search
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.engine import search
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.steering.budget import Prices, spent
+from kernelwright.agent.replay import replay
+from kernelwright.agent.steering import Prices, spent
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from tests.agent.briefs.test_needs import measured_as
 from tests.agent.engine.test_steps import PLAN

@@ -4,9 +4,9 @@ import sqlite3
 
 import pytest
 
-from kernelwright.agent.engine.replaying import ReplayDiffers, replay
-from kernelwright.agent.log.events import Stopped
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.records import Stopped
+from kernelwright.agent.log.store import RunLog
+from kernelwright.agent.replay import ReplayDiffers, replay
 from tests.agent.engine.test_steps import PLAN, TUNABLE, WHOLE, CutOff, renamed
 from tests.support.search import CONFIG, ReadingEvaluator, Scripted, new_log, reply_with, searched
 

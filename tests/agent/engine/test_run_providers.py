@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from tests.support.commands import run_with
 from tests.support.problems import PROBLEM, RIGHT, WRONG

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.kinds.batch import BatchProvider, batch_line, import_answers, open_requests
-from kernelwright.agent.providers.provider import ProviderError
+from kernelwright.agent.providers import ProviderError
+from kernelwright.agent.providers.batch import BatchProvider, batch_line, import_answers, open_requests
 from kernelwright.cli import app
 from tests.support.search import CONFIG, PROBLEM, new_log, reply_with, searched
 

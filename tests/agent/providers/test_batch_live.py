@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.kinds.batch import BatchProvider, BatchService
-from kernelwright.agent.providers.provider import AnswerPending, OpenAISettings, ProviderError
+from kernelwright.agent.providers import AnswerPending, OpenAISettings, ProviderError
+from kernelwright.agent.providers.batch import BatchProvider, BatchService
 from kernelwright.cli import app
 from tests.support.search import CONFIG, PROBLEM, new_log, reply_with, searched
 
@@ -100,7 +100,7 @@ def test_fetching_twice_changes_nothing(log, server):
 
 
 def test_a_large_run_goes_out_in_several_files(log, server, monkeypatch):
-    monkeypatch.setattr("kernelwright.agent.providers.kinds.batch.MOST_LINES", 2)
+    monkeypatch.setattr("kernelwright.agent.providers.batch.MOST_LINES", 2)
     assert [one.requests for one in service(log, server).send()] == [2, 1]
     waited(log, server)
     assert service(log, server).fetch().missing == ()

@@ -8,8 +8,7 @@ import pytest
 
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.kinds.files import FilesProvider
-from kernelwright.agent.providers.provider import (
+from kernelwright.agent.providers import (
     CACHED,
     CachedProvider,
     ProviderError,
@@ -18,6 +17,7 @@ from kernelwright.agent.providers.provider import (
     answer_key,
     check_provider,
 )
+from kernelwright.agent.providers.files import FilesProvider
 from tests.support.processes import no_room
 from tests.support.search import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
 

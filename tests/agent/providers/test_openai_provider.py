@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kernelwright.agent.log.records import Ask, Request
-from kernelwright.agent.providers.kinds.server import OpenAIProvider
-from kernelwright.agent.providers.provider import OpenAISettings, ProviderError
+from kernelwright.agent.providers import OpenAISettings, ProviderError
+from kernelwright.agent.providers.server import OpenAIProvider
 from kernelwright.prompts import Prompt
 from tests.support.search import CONFIG, PROBLEM, new_log, reply_with, searched
 

@@ -7,9 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kernelwright.agent.log.records import Ask, Request
-from kernelwright.agent.providers.kinds import local
-from kernelwright.agent.providers.kinds.server import OpenAIProvider, proxy_for
-from kernelwright.agent.providers.provider import OpenAISettings, ProviderError
+from kernelwright.agent.providers import OpenAISettings, ProviderError, local
+from kernelwright.agent.providers.server import OpenAIProvider, proxy_for
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.cache import VARIABLE
 

@@ -2,12 +2,12 @@ import asyncio
 
 import pytest
 
-from kernelwright.agent.engine.search import search
-from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.config import SearchConfig
+from kernelwright.agent.engine import search
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.kinds.recorded import RecordedProvider, read_story, recorded_targets
-from kernelwright.agent.providers.provider import ProviderError
+from kernelwright.agent.providers import ProviderError
+from kernelwright.agent.providers.recorded import RecordedProvider, read_story, recorded_targets
 from tests.support.search import PROBLEM, SETTING, Scripted, new_log, outline, parts_of, reply_with, searched
 
 CONFIG = SearchConfig(model="recorded", attempts=9, drafts=1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.agent.providers.kinds.recorded import CATALOG, read_story, recorded_targets, story_folder
+from kernelwright.agent.providers.recorded import CATALOG, read_story, recorded_targets, story_folder
 from kernelwright.agent.replies import Extraction, extract
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.sandbox.judge.judging import Judge

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.agent.replies import Extraction, extract
-from kernelwright.agent.replies.blocks import Parser
+from kernelwright.agent.replies import Extraction, Parser, extract
 
 REPLIES = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "texts").glob("*.md"))}
 STEP = 50

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from kernelwright.agent.engine.scheduling import account
-from kernelwright.agent.log.config import Budget
+from kernelwright.agent.config import Budget
 from kernelwright.agent.log.records import ReplyFacts, Usage
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.steering.budget import PriceError, Prices, exceeded, load_prices, spent
+from kernelwright.agent.scheduler import account
+from kernelwright.agent.steering import PriceError, Prices, exceeded, load_prices, spent
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
 from kernelwright.sandbox.verdict.verdicts import Failed
 from tests.support.search import CONFIG, PROBLEM, ReadingEvaluator, Scripted, searched

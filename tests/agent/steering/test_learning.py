@@ -5,9 +5,8 @@ from functools import cache
 
 import pytest
 
-from kernelwright.agent.steering.advice import IdeaStatistics, tally
-from kernelwright.agent.steering.budget import Prices, choose_model, stalls
-from kernelwright.agent.strategies.moves import untried
+from kernelwright.agent.steering import IdeaStatistics, Prices, choose_model, stalls, tally
+from kernelwright.agent.strategies import untried
 from kernelwright.evals.runs.prompting import default_size
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.prompts import Traits, applicable, idea_bank, traits_of

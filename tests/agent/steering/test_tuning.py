@@ -3,7 +3,7 @@
 import pytest
 
 from kernelwright.agent.log.records import Knob, Screening
-from kernelwright.agent.steering.tuning import AS_IT_IS, knobs_of, to_judge, to_screen, with_setting
+from kernelwright.agent.steering import AS_IT_IS, knobs_of, to_judge, to_screen, with_setting
 from tests.agent.strategies.test_refine import CONFIG, view_of
 
 SOURCE = '''\

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.config import SearchConfig
 from kernelwright.agent.log.records import Ask, Attempt, FoundCandidate, PromptOutline
 from kernelwright.agent.log.view import View
 from kernelwright.agent.replies import NotExtracted

@@ -21,10 +21,10 @@ from bench.results.keeping import keep
 from bench.results.page import write_page
 from bench.results.records import Searched, read_lines, searched, write_lines
 from bench.results.selection import Chosen, read_selection, table
-from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.events import Confirmed, Stopped
-from kernelwright.agent.log.run_log import RunLog, Setting
-from kernelwright.agent.providers.provider import ProviderOptions
+from kernelwright.agent.config import SearchConfig
+from kernelwright.agent.log.records import Confirmed, Stopped
+from kernelwright.agent.log.store import RunLog, Setting
+from kernelwright.agent.providers import ProviderOptions
 from kernelwright.evals.figures import measured
 from kernelwright.evals.runs.running import Plan
 from kernelwright.evals.scores.judgements import Judgement

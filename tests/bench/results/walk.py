@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from bench.results.selection import Chosen, digest_of, table
-from kernelwright.agent.providers.kinds.recorded import story_folder
+from kernelwright.agent.providers.recorded import story_folder
 from kernelwright.problems import load_problem
 from tests.support.commands import run_with
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.agent.engine.scheduling import ExecutorEvaluator
+from kernelwright.agent.scheduler import ExecutorEvaluator
 from kernelwright.sandbox.machine.cache import VARIABLE
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.protocol import Product, Work

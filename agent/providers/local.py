@@ -21,15 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernelwright.agent.log.records import Ask, Reply, Request
-from kernelwright.agent.providers.kinds.server import OpenAIProvider
-from kernelwright.agent.providers.provider import (
-    Api,
-    OpenAISettings,
-    Provider,
-    ProviderError,
-    ProviderOptions,
-    RunRecord,
-)
+from kernelwright.agent.providers import Api, OpenAISettings, Provider, ProviderError, ProviderOptions, RunRecord
+from kernelwright.agent.providers.server import OpenAIProvider
 from kernelwright.problems.texts.rewriting import LibraryMissing
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.cache import cache_root
@@ -119,7 +112,7 @@ def _written(path: Path) -> Iterator[None]:
 
 
 RUNTIME = "xllamacpp"
-SERVER = Path(__file__).parents[1] / "llama.py"
+SERVER = Path(__file__).with_name("_llama.py")
 START_S = 120.0
 
 

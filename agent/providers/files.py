@@ -8,7 +8,7 @@ with the run asks the same again, and finds the answers that came meanwhile.
 from pathlib import Path
 
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
-from kernelwright.agent.providers.provider import AnswerPending, Provider, ProviderError, ProviderOptions, RunRecord
+from kernelwright.agent.providers import AnswerPending, Provider, ProviderError, ProviderOptions, RunRecord
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.cache import write_atomically

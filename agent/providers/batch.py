@@ -17,13 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from kernelwright.agent.log.events import Replied, RepliedAgain
-from kernelwright.agent.log.records import Ask, Attempt, Reply, Request
-from kernelwright.agent.log.run_log import Journal, RunLog
+from kernelwright.agent.log.records import Ask, Attempt, Replied, RepliedAgain, Reply, Request
+from kernelwright.agent.log.store import Journal, RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.apis import WIRES, read_reply
-from kernelwright.agent.providers.kinds.server import OpenAIProvider
-from kernelwright.agent.providers.provider import (
+from kernelwright.agent.providers import (
     AnswerPending,
     OpenAISettings,
     Provider,
@@ -31,6 +28,7 @@ from kernelwright.agent.providers.provider import (
     ProviderOptions,
     RunRecord,
 )
+from kernelwright.agent.providers.server import WIRES, OpenAIProvider, read_reply
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.cache import write_atomically

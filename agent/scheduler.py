@@ -11,15 +11,24 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from kernelwright.agent.engine.search import Parts, search
-from kernelwright.agent.engine.steps import Evaluator
-from kernelwright.agent.log.config import Budget, SearchConfig
-from kernelwright.agent.log.events import Confirmed, Event, Granted, JudgedAttempt
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.config import Budget, SearchConfig
+from kernelwright.agent.engine import Evaluator, Parts, search
+from kernelwright.agent.log.records import Confirmed, Event, Granted, JudgedAttempt
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import View, fold
-from kernelwright.agent.providers.provider import AnswerPending
-from kernelwright.agent.steering import budget
-from kernelwright.agent.steering.advice import IdeaStatistics
+from kernelwright.agent.providers import AnswerPending
+from kernelwright.agent.steering import (
+    NOTHING,
+    IdeaStatistics,
+    Prices,
+    Spent,
+    exceeded,
+    gains,
+    load_prices,
+    out_of_attempts,
+    spent,
+    times_the_floor,
+)
 from kernelwright.problems import Problem
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.pool.dispatch import Dispatcher
@@ -106,7 +115,7 @@ class Scheduler:
         raised at the end. One that can not be judged, as its search has logged; see `SearchErrors` for what is the
         machine's.
         """
-        purse = SharedBudget(self.config.batch, budget.load_prices(self.config.prices))
+        purse = SharedBudget(self.config.batch, load_prices(self.config.prices))
         lore = IdeaStatistics(self.log, self.config)
         queue = list(problems)
         running: set[asyncio.Task[None]] = set()
@@ -158,28 +167,28 @@ class Scheduler:
 
 
 class SharedBudget:
-    def __init__(self, limits: Budget, prices: budget.Prices) -> None:
+    def __init__(self, limits: Budget, prices: Prices) -> None:
         self._budget = limits
         self._prices = prices
-        self._by_problem: dict[str, budget.Spent] = {}
+        self._by_problem: dict[str, Spent] = {}
         self._start = time.monotonic()
 
     def note(self, view: View) -> None:
         if self._budget != Budget():
-            self._by_problem[view.problem] = budget.spent(view, self._prices)
+            self._by_problem[view.problem] = spent(view, self._prices)
 
     def limit(self, view: View) -> str | None:
         """Why nothing more may be asked; the wall seconds are those of this process."""
         if self._budget == Budget():
             return None
         self.note(view)
-        total = sum(self._by_problem.values(), start=budget.NOTHING)
+        total = sum(self._by_problem.values(), start=NOTHING)
         wall_s = time.monotonic() - self._start
-        return budget.exceeded(self._budget, total.model_copy(update={"wall_s": wall_s}), " of the run")
+        return exceeded(self._budget, total.model_copy(update={"wall_s": wall_s}), " of the run")
 
 
 def account(problem: Problem, view: View, config: SearchConfig) -> EndedSearch:
-    hungry = budget.out_of_attempts(view, config) is not None and view.stopped == budget.out_of_attempts(view, config)
+    hungry = out_of_attempts(view, config) is not None and view.stopped == out_of_attempts(view, config)
     return EndedSearch(
         problem=problem,
         left=-view.granted if hungry else config.attempts - view.spent,
@@ -190,9 +199,9 @@ def account(problem: Problem, view: View, config: SearchConfig) -> EndedSearch:
 
 def expected_gain(view: View, config: SearchConfig) -> float:
     """Room to the floor, as a logarithm, times the share of recent attempts that gained."""
-    earned = list(budget.gains(view).values())[-RECENT:]
+    earned = list(gains(view).values())[-RECENT:]
     share = (sum(gain > math.log1p(config.gain) for gain in earned) + 1) / (len(earned) + 3)
-    times = budget.times_the_floor(view, config.near_floor)
+    times = times_the_floor(view, config.near_floor)
     return (UNKNOWN_ROOM if times is None else max(0.0, math.log(times))) * share
 
 

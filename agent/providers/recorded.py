@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from kernelwright import problems
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.provider import NoMoreAnswers, Provider, ProviderError, ProviderOptions, RunRecord
+from kernelwright.agent.providers import NoMoreAnswers, Provider, ProviderError, ProviderOptions, RunRecord
 from kernelwright.problems.record.base import Record, read_table
 from kernelwright.prompts import Prompt, Role, Target
 from kernelwright.prompts.targets import TARGETS

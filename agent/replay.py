@@ -8,19 +8,32 @@ from collections import defaultdict, deque
 from pathlib import Path
 
 from kernelwright.agent.briefs import BriefMaker, sheet_in
-from kernelwright.agent.engine.search import Decider, PreparedAsk
-from kernelwright.agent.engine.steps import asked_again, extracted, noted, replies_of
-from kernelwright.agent.log import events as log_events
-from kernelwright.agent.log.records import Attempt
-from kernelwright.agent.log.run_log import RunLog, Setting
+from kernelwright.agent.engine import Decider, PreparedAsk, asked_again, extracted, noted, replies_of
+from kernelwright.agent.log.records import (
+    Asked,
+    AskedAgain,
+    Attempt,
+    Body,
+    CandidateExtracted,
+    Equipped,
+    Event,
+    JudgedAttempt,
+    Kept,
+    NoCandidate,
+    Noted,
+    OfAttempt,
+    OfProblem,
+    Replied,
+    RepliedAgain,
+)
+from kernelwright.agent.log.store import RunLog, Setting
 from kernelwright.agent.log.view import View
-from kernelwright.agent.steering.advice import IdeaStatistics
-from kernelwright.agent.steering.budget import load_prices
+from kernelwright.agent.steering import IdeaStatistics, load_prices
 from kernelwright.agent.strategies import Stop, load_strategy
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts import TargetVersions, continued
 
-Made = tuple[log_events.Body, list[str]]
+Made = tuple[Body, list[str]]
 
 
 class ReplayDiffers(Exception):
@@ -54,10 +67,8 @@ class _Player:
         self.count = 1
         self.opened: defaultdict[str, deque[PreparedAsk]] = defaultdict(deque)
 
-    def play(self, event: log_events.Event) -> None:
-        assert isinstance(event.body, log_events.OfProblem), (
-            "only the first event is of no problem, and it is made with the log"
-        )
+    def play(self, event: Event) -> None:
+        assert isinstance(event.body, OfProblem), "only the first event is of no problem, and it is made with the log"
         view = self.views.get(event.body.problem) or View(problem=event.body.problem)
         body, texts = self.made(event.body, view)
         if body != event.body:
@@ -70,50 +81,48 @@ class _Player:
         logged = self.again.append(body, texts)
         self.count = logged.seq
         # With the recorded time, since a budget of wall seconds is decided by it.
-        self.views[view.problem] = view.after(log_events.Event(seq=logged.seq, time=event.time, body=body))
+        self.views[view.problem] = view.after(Event(seq=logged.seq, time=event.time, body=body))
 
-    def made(self, body: log_events.OfProblem, view: View) -> Made:
+    def made(self, body: OfProblem, view: View) -> Made:
         match body:
-            case log_events.Equipped():
+            case Equipped():
                 return self.equipped(body), []
-            case log_events.Asked():
+            case Asked():
                 return self.asked(body, view)
-            case log_events.Kept():
+            case Kept():
                 return self.kept(body, view), []
-            case log_events.OfAttempt():
+            case OfAttempt():
                 return self.of_attempt(body, view.attempt(body.attempt), view)
             case other:
                 return other, []  # type: ignore[return-value]  # the rest of the union
 
-    def of_attempt(self, body: log_events.OfAttempt, attempt: Attempt, view: View) -> Made:
+    def of_attempt(self, body: OfAttempt, attempt: Attempt, view: View) -> Made:
         match body:
-            case log_events.Replied() | log_events.RepliedAgain():
+            case Replied() | RepliedAgain():
                 return body, [self.recorded.text(body.reply_digest)]
-            case log_events.AskedAgain():
+            case AskedAgain():
                 longer = continued(self.again.prompt(attempt.prompt), replies_of(attempt, self.again)[0].text)
                 return asked_again(body.problem, attempt, longer), [longer.text]
-            case log_events.CandidateExtracted() | log_events.NoCandidate():
+            case CandidateExtracted() | NoCandidate():
                 return extracted(attempt, view, self.again)
-            case log_events.Noted():
+            case Noted():
                 return noted(body.problem, attempt, self.again), []
-            case log_events.JudgedAttempt():
+            case JudgedAttempt():
                 known = view.first_with(attempt.candidate.identity) if attempt.candidate else None
                 same_as = None if known is None else known.number
                 verdict = known.verdict if known and known.verdict else body.verdict
-                return log_events.JudgedAttempt(
-                    problem=body.problem, attempt=body.attempt, verdict=verdict, same_as=same_as
-                ), []
+                return JudgedAttempt(problem=body.problem, attempt=body.attempt, verdict=verdict, same_as=same_as), []
             case other:
                 return other, []  # type: ignore[return-value]  # the rest of the union
 
-    def equipped(self, body: log_events.Equipped) -> log_events.Equipped:
+    def equipped(self, body: Equipped) -> Equipped:
         """Ideas by the wins of this run come out again; those by other runs' wins are taken as recorded."""
         if body.config.learn_from or body.problem in self.views:
             return body
         ideas = IdeaStatistics(self.again, body.config).ideas(self.recorded.problem(body.problem))
-        return log_events.Equipped(problem=body.problem, ideas=ideas, config=body.config)
+        return Equipped(problem=body.problem, ideas=ideas, config=body.config)
 
-    def asked(self, body: log_events.Asked, view: View) -> Made:
+    def asked(self, body: Asked, view: View) -> Made:
         if body.decision is None or view.config is None:
             return body, [self.recorded.text(body.prompt.digest)]
         queue = self.opened[body.problem]
@@ -127,7 +136,7 @@ class _Player:
         opened = queue.popleft() if queue else None
         return (opened.asked, [opened.text]) if opened else (body, [])
 
-    def decider(self, body: log_events.Asked, view: View) -> Decider:
+    def decider(self, body: Asked, view: View) -> Decider:
         config = view.config
         assert config is not None
         versions = TargetVersions.model_validate(self.recorded.header.config.get("versions") or {})
@@ -137,8 +146,8 @@ class _Player:
         strategy = load_strategy(config.strategy, config)
         return Decider(self.recorded.problem(body.problem), config, strategy, briefs, load_prices(config.prices))
 
-    def kept(self, body: log_events.Kept, view: View) -> log_events.Kept:
+    def kept(self, body: Kept, view: View) -> Kept:
         best = view.best
         if best is None or best.standing is None:
             raise ReplayDiffers(f"attempt {body.attempt} of {body.problem!r} was kept and nothing is the best now")
-        return log_events.Kept(problem=body.problem, attempt=best.number, speedup=best.standing, previous=view.kept)
+        return Kept(problem=body.problem, attempt=best.number, speedup=best.standing, previous=view.kept)
