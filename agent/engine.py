@@ -14,33 +14,35 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from kernelwright.agent.config import SearchConfig
-from kernelwright.agent.log.records import (
-    Ask,
+from kernelwright.agent.log.events import (
     Asked,
     AskedAgain,
     AtFault,
-    Attempt,
     CandidateExtracted,
     Confirmed,
-    Decision,
     Equipped,
     Event,
-    FoundCandidate,
     JudgedAttempt,
     Kept,
     MeasuredProblem,
     NoCandidate,
     Noted,
-    PromptOutline,
     ProviderFailed,
     Replied,
     RepliedAgain,
-    Reply,
-    Request,
     RunLogError,
     Screened,
-    Screening,
     Stopped,
+)
+from kernelwright.agent.log.records import (
+    Ask,
+    Attempt,
+    Decision,
+    FoundCandidate,
+    PromptOutline,
+    Reply,
+    Request,
+    Screening,
 )
 from kernelwright.agent.log.store import Journal, RunLog
 from kernelwright.agent.log.view import View

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from kernelwright.agent.briefs import BriefMaker, sheet_in
 from kernelwright.agent.engine import Decider, PreparedAsk, asked_again, extracted, noted, replies_of
-from kernelwright.agent.log.records import (
+from kernelwright.agent.log.events import (
     Asked,
     AskedAgain,
-    Attempt,
     Body,
     CandidateExtracted,
     Equipped,
@@ -26,6 +25,7 @@ from kernelwright.agent.log.records import (
     Replied,
     RepliedAgain,
 )
+from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.store import RunLog, Setting
 from kernelwright.agent.log.view import View
 from kernelwright.agent.steering import IdeaStatistics, load_prices

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kernelwright.agent.config import Budget, SearchConfig
 from kernelwright.agent.engine import Evaluator, Parts, search
-from kernelwright.agent.log.records import Confirmed, Event, Granted, JudgedAttempt
+from kernelwright.agent.log.events import Confirmed, Event, Granted, JudgedAttempt
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.providers import AnswerPending

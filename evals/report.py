@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from kernelwright.agent.log import records as log_events
+from kernelwright.agent.log import events as log_events
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.view import View, fold
 from kernelwright.sandbox.machine.logs import escaped, one_line

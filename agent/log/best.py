@@ -5,7 +5,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from kernelwright.agent.log.records import Attempt, RunLogError
+from kernelwright.agent.log.events import RunLogError
+from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.problems import Problem

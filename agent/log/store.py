@@ -28,17 +28,8 @@ from weakref import WeakSet
 
 from pydantic import AwareDatetime, JsonValue, TypeAdapter, ValidationError
 
-from kernelwright.agent.log.records import (
-    Body,
-    Event,
-    OfAttempt,
-    OfProblem,
-    PromptOutline,
-    Reply,
-    Resumed,
-    RunLogError,
-    RunStarted,
-)
+from kernelwright.agent.log.events import Body, Event, OfAttempt, OfProblem, Resumed, RunLogError, RunStarted
+from kernelwright.agent.log.records import PromptOutline, Reply
 from kernelwright.agent.log.view import View, fold
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record, first_fault

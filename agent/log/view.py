@@ -7,36 +7,20 @@ from functools import cached_property
 from typing import Any
 
 from kernelwright.agent.config import SearchConfig
-from kernelwright.agent.log.records import (
+from kernelwright.agent.log.events import (
     Asked,
-    AskedAgain,
     AtFault,
-    Attempt,
-    CandidateExtracted,
     Confirmed,
-    Equipped,
     Event,
-    FollowUp,
-    Granted,
     JudgedAttempt,
-    Kept,
-    KnownIdea,
     MeasuredProblem,
-    NoCandidate,
-    Noted,
     OfAttempt,
-    ProviderFailed,
-    Replied,
-    RepliedAgain,
+    OfProblem,
     Resumed,
     RunLogError,
-    Screened,
-    Stopped,
-    ranked,
 )
+from kernelwright.agent.log.records import Asking, Attempt, KnownIdea, ranked
 from kernelwright.problems.record.base import Record
-
-GOES_ON = {"stopped": None, "fault": None}
 
 
 class View(Record):
@@ -119,77 +103,56 @@ class View(Record):
         return next((one for one in judged if one.candidate and one.candidate.identity == identity), None)
 
     def after(self, event: Event) -> "View":
-        return _Folding(self).taken([event])
+        return _folded(self, [event])
 
 
-class _Folding:
-    """A view while it takes in events, each in a time that does not grow with the number of attempts."""
+def fold(problem: str, events: Iterable[Event]) -> View:
+    """Fold `events`, which may be those of the complete run, into the view of one problem."""
+    return _folded(View(problem=problem), events)
 
-    def __init__(self, view: View) -> None:
-        self.before = view
-        self.fields = _fields(view)
-        self.attempts = list(view.attempts)
 
-    def taken(self, events: Iterable[Event]) -> View:
-        mine = [event for event in events if event.problem == self.before.problem]
-        for event in mine:
-            self.fields |= self.clock(event) | self.changes(event)
-        return View.model_validate(self.fields | {"attempts": tuple(self.attempts)}) if mine else self.before
+def _folded(view: View, events: Iterable[Event]) -> View:
+    """Take in events, each in a time that does not grow with the number of attempts."""
+    fields, attempts, mine = _fields(view), list(view.attempts), 0
+    for event in events:
+        if not isinstance(body := event.body, OfProblem) or body.problem != view.problem:
+            continue
+        mine += 1
+        fields |= _clock(event, fields) | body.changes(fields)
+        if isinstance(body, Asked):
+            attempts.append(_opened(body, len(attempts) + 1))
+        elif isinstance(body, OfAttempt):
+            _advance(attempts, body)
+    return View.model_validate(fields | {"attempts": tuple(attempts)}) if mine else view
 
-    def clock(self, event: Event) -> dict[str, Any]:
-        start, last = self.fields["session_start"], self.fields["last_event"]
-        if isinstance(event.body, Resumed) and last is not None:
-            wall_s = self.fields["earlier_s"] + (last - start).total_seconds()
-            return {"earlier_s": wall_s, "session_start": event.time, "last_event": event.time}
-        return {"session_start": start or event.time, "last_event": event.time}
 
-    def changes(self, event: Event) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        match event.body:
-            case Asked() as asked:
-                self.attempts.append(self.opened(asked))
-                fields = GOES_ON
-            case Kept(attempt=number):
-                fields = {"kept": self.attempt(number).number}
-            case Stopped(reason=reason, fault=fault):
-                fields = {"stopped": reason, "fault": fault}
-            case Resumed():
-                fields = GOES_ON
-            case Equipped(ideas=ideas, config=config):
-                fields = {"ideas": ideas, "config": config}
-            case MeasuredProblem() as measured:
-                fields = {"measured": measured}
-            case Granted(attempts=more):
-                fields = GOES_ON | {"granted": self.fields["granted"] + more}
-            case OfAttempt() as body:
-                self.advance(body)
-            case other:
-                raise AssertionError(f"no rule for {type(other).__name__}")
-        return fields
+def _clock(event: Event, fields: dict[str, Any]) -> dict[str, Any]:
+    start, last = fields["session_start"], fields["last_event"]
+    if isinstance(event.body, Resumed) and last is not None:
+        wall_s = fields["earlier_s"] + (last - start).total_seconds()
+        return {"earlier_s": wall_s, "session_start": event.time, "last_event": event.time}
+    return {"session_start": start or event.time, "last_event": event.time}
 
-    def opened(self, asked: Asked) -> Attempt:
-        number = len(self.attempts) + 1
-        if asked.attempt != number or asked.ask.attempt != number:
-            raise RunLogError(
-                f"the record of {self.before.problem!r} goes from attempt {number - 1} to {asked.attempt}; "
-                "it is damaged, start a new run"
-            )
-        return Attempt.model_validate(_taken_over(asked))
 
-    def advance(self, body: OfAttempt) -> None:
-        old = self.attempt(body.attempt)
-        news = _news(old, body)
-        touched = [old]
-        if isinstance(body, JudgedAttempt) and body.same_as is not None:
-            news |= {"confirmed": self.attempt(body.same_as).confirmed}
-        elif isinstance(body, Confirmed):
-            # One candidate, one ruling: else the same source would be refused here and recommended there.
-            touched += [attempt for attempt in self.attempts if attempt.same_as == old.number]
-        for one in touched:
-            self.attempts[one.number - 1] = Attempt.model_validate(_fields(one) | news)
+def _opened(asked: Asked, number: int) -> Attempt:
+    if asked.attempt != number or asked.ask.attempt != number:
+        raise RunLogError(
+            f"the record of {asked.problem!r} goes from attempt {number - 1} to {asked.attempt}; "
+            "it is damaged, start a new run"
+        )
+    return Attempt.model_validate({name: getattr(asked, name) for name in Asking.model_fields})
 
-    def attempt(self, number: int) -> Attempt:
-        return _numbered(self.attempts, number, self.before.problem)
+
+def _advance(attempts: list[Attempt], body: OfAttempt) -> None:
+    old = _numbered(attempts, body.attempt, body.problem)
+    news, touched = body.changes_to(old), [old]
+    if isinstance(body, JudgedAttempt) and body.same_as is not None:
+        news |= {"confirmed": _numbered(attempts, body.same_as, body.problem).confirmed}
+    elif isinstance(body, Confirmed):
+        # One candidate, one ruling: else the same source would be refused here and recommended there.
+        touched += [attempt for attempt in attempts if attempt.same_as == old.number]
+    for one in touched if news else ():
+        attempts[one.number - 1] = Attempt.model_validate(_fields(one) | news)
 
 
 def _numbered(attempts: Sequence[Attempt], number: int, problem: str) -> Attempt:
@@ -201,48 +164,6 @@ def _numbered(attempts: Sequence[Attempt], number: int, problem: str) -> Attempt
     return attempts[number - 1]
 
 
-def _news(old: Attempt, body: OfAttempt) -> dict[str, Any]:
-    fields: dict[str, Any]
-    match body:
-        case Replied() | Noted() | JudgedAttempt():
-            fields = _taken_over(body)
-        case AskedAgain():
-            fields = {"follow_up": FollowUp(prompt_digest=body.prompt_digest, request_digest=body.request_digest)}
-        case RepliedAgain():
-            fields = {"follow_up": _answered(old.follow_up, body)}
-        case CandidateExtracted():
-            fields = {"extraction": body.candidate}
-        case NoCandidate():
-            fields = {"extraction": body.why}
-        case Screened():
-            fields = {"screenings": (*old.screenings, *body.screenings)}
-        case Confirmed():
-            fields = {"confirmed": body.verdict}
-        case ProviderFailed():
-            fields = {"provider_failures": old.provider_failures + 1}
-        case _:
-            raise AssertionError(f"no rule for {type(body).__name__}")
-    return fields
-
-
-def _answered(asked: FollowUp | None, body: RepliedAgain) -> FollowUp:
-    if asked is None:
-        raise RunLogError(
-            f"attempt {body.attempt} was answered again and not asked; the record is damaged, start a new run"
-        )
-    return FollowUp.model_validate(_fields(asked) | {"reply_digest": body.reply_digest, "reply": body.reply})
-
-
-def _taken_over(body: OfAttempt) -> dict[str, Any]:
-    """The fields of an event that an attempt has under the same names."""
-    return {name: value for name, value in _fields(body).items() if name in Attempt.model_fields}
-
-
 def _fields(record: Record) -> dict[str, Any]:
-    # Neither dict(record) nor model_copy: both would carry over what cached properties found in the old record.
+    # Neither dict(record) nor model_copy: both would carry over the cached properties of the old record.
     return {name: getattr(record, name) for name in type(record).model_fields}
-
-
-def fold(problem: str, events: Iterable[Event]) -> View:
-    """The view of one problem after `events`, which may be those of the whole run."""
-    return _Folding(View(problem=problem)).taken(events)

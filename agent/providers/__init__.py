@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import Field, ValidationError
 
-from kernelwright.agent.log.records import Ask, Event, Reply, Request
+from kernelwright.agent.log.events import Event
+from kernelwright.agent.log.records import Ask, Reply, Request
 from kernelwright.agent.strategies import function_in
 from kernelwright.problems.record.base import Record, read_table
 from kernelwright.prompts import Prompt

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from kernelwright.agent.log.records import Ask, Attempt, Replied, RepliedAgain, Reply, Request
+from kernelwright.agent.log.events import Replied, RepliedAgain
+from kernelwright.agent.log.records import Ask, Attempt, Reply, Request
 from kernelwright.agent.log.store import Journal, RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers import (

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
-from kernelwright.agent.log.records import Attempt, MeasuredProblem, Usage
+from kernelwright.agent.log.events import MeasuredProblem
+from kernelwright.agent.log.records import Attempt, Usage
 from kernelwright.agent.log.store import Header, RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.runs.facts import ProblemFacts, run_facts

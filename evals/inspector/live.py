@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from kernelwright.agent.log.records import RunLogError
+from kernelwright.agent.log.events import RunLogError
 from kernelwright.evals.inspector.export import page
 from kernelwright.evals.inspector.model import RunModel
 from kernelwright.evals.scores.score_log import last_judgement, log_of

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kernelwright.agent.log.best import JUDGE_AGAIN, PROBLEM, device_option
-from kernelwright.agent.log.records import Attempt, RunLogError
+from kernelwright.agent.log.events import RunLogError
+from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.replies import NotExtracted

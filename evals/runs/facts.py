@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import ValidationError
 
-from kernelwright.agent.log.records import Attempt, Event, RunLogError
+from kernelwright.agent.log.events import Event, RunLogError
+from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.steering import known_sum

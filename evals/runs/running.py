@@ -14,7 +14,7 @@ from kernelwright.agent.briefs import BriefMaker, sheet_for
 from kernelwright.agent.config import SearchConfig
 from kernelwright.agent.engine import Evaluator, Parts
 from kernelwright.agent.log.best import write_best
-from kernelwright.agent.log.records import AtFault, Event, RunLogError
+from kernelwright.agent.log.events import AtFault, Event, RunLogError
 from kernelwright.agent.log.store import RunLog, Setting
 from kernelwright.agent.log.view import View
 from kernelwright.agent.providers import ProviderOptions, check_provider, providing

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import AwareDatetime, ValidationError
 
-from kernelwright.agent.log.records import RunLogError
+from kernelwright.agent.log.events import RunLogError
 from kernelwright.evals.figures import Measured, measured
 from kernelwright.problems.record.base import Record, first_fault
 from kernelwright.sandbox.pool.protocol import Conditions

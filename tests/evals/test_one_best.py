@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kernelwright.agent.log.best import best_folder, write_best
-from kernelwright.agent.log.records import Confirmed
+from kernelwright.agent.log.events import Confirmed
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.steering import Prices, spent
 from kernelwright.evals.formats import folders as kept

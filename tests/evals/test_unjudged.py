@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from kernelwright.agent.log.records import Resumed, Stopped
+from kernelwright.agent.log.events import Resumed, Stopped
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.inspector.export import picture

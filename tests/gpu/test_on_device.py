@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernelwright.agent.briefs import yardstick_of
-from kernelwright.agent.log.records import MeasuredProblem
+from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.view import View
 from kernelwright.agent.scheduler import measuring
 from kernelwright.problems import Problem

@@ -6,20 +6,8 @@ import sqlite3
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
-from kernelwright.agent.log.records import (
-    Ask,
-    Asked,
-    CandidateExtracted,
-    FoundCandidate,
-    JudgedAttempt,
-    Kept,
-    NoCandidate,
-    PromptOutline,
-    Replied,
-    Reply,
-    Stopped,
-    Usage,
-)
+from kernelwright.agent.log.events import Asked, CandidateExtracted, JudgedAttempt, Kept, NoCandidate, Replied, Stopped
+from kernelwright.agent.log.records import Ask, FoundCandidate, PromptOutline, Reply, Usage
 from kernelwright.agent.log.store import RunLog, Setting
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.evals.scores.judgements import Judgement, Judgements

@@ -8,7 +8,7 @@ import re
 from rich.console import Console
 
 from kernelwright.agent.log.best import write_best
-from kernelwright.agent.log.records import Confirmed, Kept
+from kernelwright.agent.log.events import Confirmed, Kept
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.boards.comparing import compare_runs

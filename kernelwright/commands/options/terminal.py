@@ -28,7 +28,7 @@ CODES = {
     "kernelwright.problems.texts.rewriting": {"LibraryMissing": MACHINE_LACKS},
     "kernelwright.prompts": {"PromptError": USER_MISTAKE},
     "kernelwright.sandbox.verdict.errors": {"MachineError": MACHINE_LACKS, "BrokenProblem": USER_MISTAKE},
-    "kernelwright.agent.log.records": {"RunLogError": USER_MISTAKE},
+    "kernelwright.agent.log.events": {"RunLogError": USER_MISTAKE},
     "kernelwright.agent.steering": {"PriceError": USER_MISTAKE},
     "kernelwright.agent.replay": {"ReplayDiffers": FELL_SHORT},
     "kernelwright.sandbox.pool.protocol": {"ExecutorError": USER_MISTAKE},

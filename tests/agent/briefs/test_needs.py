@@ -3,7 +3,7 @@
 import pytest
 
 from kernelwright.agent.briefs import remembered, yardstick_of
-from kernelwright.agent.log.records import MeasuredProblem
+from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.view import View, fold
 from kernelwright.prompts import cpu_sheet
 from kernelwright.prompts.brief import Yardstick

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from kernelwright.agent.engine import Parts, search
-from kernelwright.agent.log.records import RunLogError
+from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers import AnswerPending, NoMoreAnswers, ProviderError

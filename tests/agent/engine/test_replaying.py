@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from kernelwright.agent.log.records import Stopped
+from kernelwright.agent.log.events import Stopped
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.replay import ReplayDiffers, replay
 from tests.agent.engine.test_steps import PLAN, TUNABLE, WHOLE, CutOff, renamed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.agent.log.records import Event, JudgedAttempt
+from kernelwright.agent.log.events import Event, JudgedAttempt
 from kernelwright.agent.log.view import fold
 from tests.support.search import CONFIG, PROBLEM, ReadingEvaluator, Scripted, passed, reply_with, searched
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from kernelwright.agent.log.best import write_best
-from kernelwright.agent.log.records import RunLogError
+from kernelwright.agent.log.events import RunLogError
 from kernelwright.problems import load_problem
 from kernelwright.problems.loading import cast
 from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing, Passed, ProblemStatus

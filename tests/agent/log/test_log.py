@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.agent.log.records import Kept, Resumed, RunLogError, Stopped
+from kernelwright.agent.log.events import Kept, Resumed, RunLogError, Stopped
 from kernelwright.agent.log.store import DATABASE, RunLog
 from tests.support.search import PROBLEM, SETTING, new_log, searched
 
@@ -84,7 +84,7 @@ def test_a_step_of_an_attempt_can_be_logged_only_once_and_its_blobs_with_it(log)
 APPENDING = """
 import sys
 from pathlib import Path
-from kernelwright.agent.log.records import Kept
+from kernelwright.agent.log.events import Kept
 from kernelwright.agent.log.store import RunLog
 
 with RunLog.open(Path(sys.argv[1])) as log:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.agent.log.records import RunLogError
+from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.store import LOCK, RunLock, RunLog
 from tests.support.processes import no_room
 from tests.support.search import new_log

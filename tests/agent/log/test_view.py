@@ -3,7 +3,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kernelwright.agent.log.records import Event, JudgedAttempt, RunLogError, Stopped
+from kernelwright.agent.log.events import Event, JudgedAttempt, RunLogError, Stopped
 from kernelwright.agent.log.view import fold
 from tests.support.search import CONFIG, PROBLEM, Scripted, new_log, passed, reply_with, searched
 

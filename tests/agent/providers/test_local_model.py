@@ -9,11 +9,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from kernelwright.agent.providers._llama import CONTEXT
 
 from kernelwright.agent.log.records import Ask, Request
 from kernelwright.agent.providers import OpenAISettings, ProviderError
 from kernelwright.agent.providers import local as small
+from kernelwright.agent.providers._llama import CONTEXT
 from kernelwright.agent.providers.local import LocalProvider, LocalServer
 from kernelwright.agent.providers.server import OpenAIProvider
 from kernelwright.prompts import Prompt

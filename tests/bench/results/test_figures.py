@@ -22,7 +22,7 @@ from bench.results.page import write_page
 from bench.results.records import Searched, read_lines, searched, write_lines
 from bench.results.selection import Chosen, read_selection, table
 from kernelwright.agent.config import SearchConfig
-from kernelwright.agent.log.records import Confirmed, Stopped
+from kernelwright.agent.log.events import Confirmed, Stopped
 from kernelwright.agent.log.store import RunLog, Setting
 from kernelwright.agent.providers import ProviderOptions
 from kernelwright.evals.figures import measured

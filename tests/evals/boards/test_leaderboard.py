@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from kernelwright.agent.log.records import Resumed
+from kernelwright.agent.log.events import Resumed
 from kernelwright.agent.log.store import RunLog
 from kernelwright.evals.boards import tables
 from kernelwright.evals.boards.leaderboard import Verified, boards

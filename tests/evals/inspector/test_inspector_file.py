@@ -3,7 +3,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from kernelwright.agent.log.records import Confirmed
+from kernelwright.agent.log.events import Confirmed
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.evals.inspector.export import LARGEST_BYTES, export

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from kernelwright.agent.log.records import Event, Stopped
+from kernelwright.agent.log.events import Event, Stopped
 from kernelwright.agent.log.store import RunLog
 from kernelwright.commands.options.terminal import fit_for
 from kernelwright.evals.inspector.model import RunModel

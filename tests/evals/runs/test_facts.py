@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.agent.log.records import Confirmed, RunLogError
+from kernelwright.agent.log.events import Confirmed, RunLogError
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.runs.facts import DERIVED, all_facts, run_facts

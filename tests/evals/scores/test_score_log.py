@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from kernelwright.agent.log.records import RunLogError
+from kernelwright.agent.log.events import RunLogError
 from kernelwright.evals.boards.leaderboard import boards
 from kernelwright.evals.boards.tables import CELL_COLUMNS, FORMATS, ROW_COLUMNS
 from kernelwright.evals.figures import COPY

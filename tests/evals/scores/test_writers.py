@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.agent.log.records import ProviderFailed
+from kernelwright.agent.log.events import ProviderFailed
 from kernelwright.agent.log.store import RunLog
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.scores.judgements import Judgements
@@ -23,7 +23,7 @@ APPEND = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from kernelwright.agent.log.records import ProviderFailed
+from kernelwright.agent.log.events import ProviderFailed
 from kernelwright.agent.log.store import RunLog
 
 with RunLog.open(Path(sys.argv[2])) as log:
