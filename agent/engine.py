@@ -28,8 +28,6 @@ from kernelwright.agent.log.events import (
     NoCandidate,
     Noted,
     ProviderFailed,
-    Replied,
-    RepliedAgain,
     RunLogError,
     Screened,
     Stopped,
@@ -71,68 +69,9 @@ from kernelwright.prompts import Brief, Prompt, continued, render
 from kernelwright.sandbox.verdict.errors import BrokenProblem, SandboxError, UnsupportedProblem
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
 
-CUT_OFF = "length"
-"""The finish reason of a reply that ran into its length limit."""
-_OPENING = re.compile(r"\A\s*```\w*[ \t]*\n")
-_STARTS_OVER = re.compile(r"^```python\b[^`]*?^(?:import|from) ", re.MULTILINE | re.DOTALL)
-
-
-def read(reply: Reply, second: Reply | None = None) -> Extraction | NotExtracted:
-    """What a reply offers; with the second half of one that was cut off, or the shorter one given instead."""
-    if second is None:
-        return extract(reply.text, reasoning=reply.reasoning, truncated=reply.finish_reason == CUT_OFF)
-    cut = second.finish_reason == CUT_OFF
-    joined = reply.text + _OPENING.sub("", second.text)
-    texts = [second.text, joined] if _STARTS_OVER.search(second.text) else [joined, second.text]
-    first, other = (extract(text, truncated=cut) for text in texts)
-    return other if isinstance(first, NotExtracted) and isinstance(other, Extraction) else first
-
-
-def replies_of(attempt: Attempt, log: RunLog) -> tuple[Reply, Reply | None]:
-    assert attempt.reply_digest is not None
-    again = attempt.follow_up.reply_digest if attempt.follow_up else None
-    return log.reply(attempt.reply_digest), log.reply(again) if again else None
-
-
-def asked_again(problem: str, attempt: Attempt, longer: Prompt) -> AskedAgain:
-    digest = attempt.request(longer.text).digest
-    return AskedAgain(problem=problem, attempt=attempt.number, prompt_digest=longer.digest, request_digest=digest)
-
-
-def noted(problem: str, attempt: Attempt, log: RunLog) -> Noted:
-    notes = notes_in(replies_of(attempt, log)[0].text)
-    return Noted(problem=problem, attempt=attempt.number, notes=notes)
-
-
-def extracted(attempt: Attempt, view: View, log: RunLog) -> tuple[CandidateExtracted | NoCandidate, list[str]]:
-    """The event of finding the attempt's candidate, in its replies or by other constants in its parent's; and texts."""
-    if attempt.ask.role == "tune":
-        parent = view.attempt(attempt.ask.parent or 0).candidate
-        assert parent is not None, "only candidates are tuned"
-        source = with_setting(log.text(parent.digest), attempt.ask.directive)
-        how = f"attempt {attempt.ask.parent} with {attempt.ask.directive}"
-        candidate = found_candidate(Extraction(source=source, language=parent.language, how=how))
-    else:
-        found = read(*replies_of(attempt, log))
-        if isinstance(found, NotExtracted):
-            return NoCandidate(problem=view.problem, attempt=attempt.number, why=found), []
-        source, candidate = found.source, found_candidate(found)
-    return CandidateExtracted(problem=view.problem, attempt=attempt.number, candidate=candidate), [source]
-
-
-def found_candidate(found: Extraction) -> FoundCandidate:
-    return FoundCandidate(
-        digest=Candidate(source=found.source, language=found.language).digest,
-        language=found.language,
-        how=found.how,
-        warnings=found.warnings,
-        normal=normal_digest(found.source),
-        knobs=knobs_of(found.source),
-    )
-
 
 class Evaluator(Protocol):
-    """Judges candidates; called for several at once where there are several slots.
+    """Judges candidates, several concurrently where the search has several slots.
 
     An exception means that the machine or the problem is broken, not the candidate.
     """
@@ -140,139 +79,309 @@ class Evaluator(Protocol):
     async def evaluate(
         self, problem: Problem, candidate: Candidate, *, fresh: bool = False, beat: float | None = None
     ) -> Verdict:
-        """The verdict; `fresh` asks for one to be kept: at effort `rank`, by new processes with seeds of their own.
+        """Judge a candidate; where `fresh`, at effort `rank`, in new processes with seeds of their own.
 
-        `beat`: the speedup of the best so far; what is clearly below it need not be measured any further.
+        `beat`: the best speedup so far; a candidate that is clearly slower need not be measured any further.
         """
         ...
 
     async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
-        """A quick time in ms of each, under like conditions; None where one failed."""
+        """Time each candidate quickly, in ms, under like conditions; None where one failed."""
         ...
 
     async def measure(self, problem: Problem) -> Verdict | None:
-        """A quick verdict on the problem's own reference, for PyTorch's times; None where nothing is really run."""
+        """Judge the problem's own reference quickly, for PyTorch's times; None where nothing is really run."""
         ...
 
     def release(self, problem: Problem) -> None: ...
 
 
-@dataclass
-class AttemptSteps:
-    problem: Problem
-    config: SearchConfig
+@dataclass(frozen=True)
+class Parts:
+    """A search without its problem. The same parts may serve many searches concurrently."""
+
+    strategy: Strategy
     provider: Provider
     evaluator: Evaluator
-    journal: Journal
-    judging: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    """By identity of the candidate, so that the same one in two slots is judged once."""
+    log: RunLog
+    config: SearchConfig
+    brief_for: Callable[[Problem, View, Ask], Brief]
+    on_event: Callable[[Event], None] = lambda event: None
+    lore: IdeaStatistics | None = None
+    """Statistics of ideas; made from the log where it is None."""
+    limit: Callable[[View], str | None] = lambda view: None
+    """A reason to stop that lies outside this problem, such as a budget of the complete run; see `Decider`."""
+
+
+async def search(problem: Problem, parts: Parts) -> View:
+    """Search until a budget is used up, the strategy stops or the provider has no more answers; return the last view.
+
+    Continues where the log ends: an ask without an answer is asked again, word for word; an answered one is not.
+    Before the end the fastest are judged again.
+
+    Raises `ProviderError` once the provider cannot continue, `AnswerPending` where answers are to come later, whatever
+    the evaluator raises, `RunLogError` and `StrategyError`. Running steps are finished and logged first. A
+    `SandboxError` of the evaluator is logged as the end of this search: a later one tries to judge again. When
+    cancelled, running steps are dropped, and a later search repeats them.
+    """
+    return await _Search(problem, parts).run()
+
+
+USED_UP = "the recorded answers are used up"
+
+
+class _Search:
+    def __init__(self, problem: Problem, parts: Parts) -> None:
+        if parts.log.header.problems.get(problem.name) != problem.digest:
+            raise RunLogError(
+                f"the run in {parts.log.folder} was not started for this version of problem {problem.name!r}; "
+                "start a new run"
+            )
+        self.problem = problem
+        self.parts = parts
+        self.config = parts.config
+        self.log = parts.log
+        self.journal = Journal(problem.name, parts.log, parts.on_event)
+        self.decider = Decider(
+            problem, parts.config, parts.strategy, parts.brief_for, load_prices(parts.config.prices), parts.limit
+        )
+        self.waiting = deque(attempt.number for attempt in self.view.pending)
+        self.running: set[asyncio.Task[None]] = set()
+        self.judging: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By identity of the candidate, so that the same one in two slots is judged once."""
+        self.screening = False
+        self.stop: Stop | None = None
+        self.trouble: BaseException | None = None
+
+    @property
+    def view(self) -> View:
+        return self.journal.view
+
+    async def run(self) -> View:
+        self.equip()
+        if self.config.measure and self.view.measured is None and not self.view.attempts:
+            await self.measure()
+        self.keep_best()
+        try:
+            self.start_more()
+            while self.running:
+                done, self.running = await asyncio.wait(self.running, return_when=asyncio.FIRST_COMPLETED)
+                for error in [task.exception() for task in done]:
+                    if error is not None and _gravity(error) > _gravity(self.trouble):
+                        self.trouble = error
+                self.start_more()
+        finally:
+            for task in self.running:
+                task.cancel()
+            await asyncio.gather(*self.running, return_exceptions=True)
+        if self.trouble is None or isinstance(self.trouble, NoMoreAnswers):
+            await self.confirm()
+        self.conclude()
+        return self.view
+
+    def equip(self) -> None:
+        if self.view.config != self.config:
+            lore = self.parts.lore or IdeaStatistics(self.log, self.config)
+            ideas = self.view.ideas or lore.ideas(self.problem)
+            self.journal.write(Equipped(problem=self.problem.name, ideas=ideas, config=self.config))
 
     async def measure(self) -> None:
-        """Log what PyTorch takes, or why that can not be told; candidates may be judged all the same."""
+        """Log PyTorch's times, or why there are none; candidates may be judged all the same."""
         verdict, why_not = None, ""
         try:
-            verdict = await self.evaluator.measure(self.problem)
+            verdict = await self.parts.evaluator.measure(self.problem)
         except SandboxError as error:
             why_not = str(error)
         if verdict is not None or why_not:
             self.journal.write(MeasuredProblem(problem=self.problem.name, verdict=verdict, why_not=why_not))
 
-    async def finish(self, number: int) -> None:
-        if self._attempt(number).ask.role != "tune":
-            await self._answer(number)
-        attempt = self._attempt(number)
+    def start_more(self) -> None:
+        """Fill the slots: with attempts that the log left open, then with decisions, which are logged first.
+
+        The end counts once nothing is running.
+        """
+        while self.trouble is None and (room := self.config.slots - len(self.running)) > 0:
+            if self.waiting:
+                self.start(self.attempt(self.waiting.popleft()))
+                continue
+            if self.running and self.config.lockstep:
+                return
+            try:
+                decision = self.decider.decide(self.view, room)
+            except Exception as error:  # raised again in `conclude`, once the running steps have ended
+                self.trouble = error
+                return
+            if isinstance(decision, Stop):
+                self.stop = None if self.running else decision
+                return
+            if decision:
+                self.journal.write_all([(opened.asked, [opened.text]) for opened in decision])
+                self.waiting.extend(opened.asked.attempt for opened in decision)
+            elif (order := to_screen(self.view, self.config)) is not None and not self.screening:
+                self.screening = True
+                self.start(self.screen(*order))
+            else:
+                return
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        self.running.add(asyncio.create_task(work))
+
+    async def attempt(self, number: int) -> None:
+        """Do what is left of an attempt: answer, extract and judge, each logged before the next."""
+        if self.view.attempt(number).ask.role != "tune":
+            await self.answer(number)
+        attempt = self.view.attempt(number)
         if attempt.advises:
             if attempt.notes is None:
-                self.journal.write(noted(self.problem.name, attempt, self.journal.texts))
-            return
-        if attempt.extraction is None:
-            self.journal.write(*extracted(attempt, self.journal.view, self.journal.texts))
-        if not self._attempt(number).finished:
-            await self._judge(self._attempt(number))
+                self.journal.write(noted(self.problem.name, attempt, self.log))
+        else:
+            if attempt.extraction is None:
+                self.journal.write(*extracted(attempt, self.view, self.log))
+            if not self.view.attempt(number).finished:
+                await self.judge(self.view.attempt(number))
+        self.keep_best()
 
-    async def screen(self, attempt: Attempt, settings: tuple[str, ...]) -> None:
-        assert attempt.candidate is not None
-        source = self.journal.texts.text(attempt.candidate.digest)
-        variants = [
-            Candidate(source=with_setting(source, setting), language=attempt.candidate.language) for setting in settings
-        ]
-        times = await self.evaluator.screen(self.problem, variants)
-        found = tuple(Screening(setting=one, candidate_ms=ms) for one, ms in zip(settings, times, strict=True))
-        self.journal.write(Screened(problem=self.problem.name, attempt=attempt.number, screenings=found))
-
-    async def confirm(self, attempt: Attempt) -> None:
-        assert attempt.candidate is not None
-        verdict = await self.evaluator.evaluate(self.problem, self._candidate(attempt.candidate), fresh=True)
-        self.journal.write(Confirmed(problem=self.problem.name, attempt=attempt.number, verdict=verdict))
-
-    def _attempt(self, number: int) -> Attempt:
-        return self.journal.view.attempt(number)
-
-    def _candidate(self, found: FoundCandidate) -> Candidate:
-        return Candidate(source=self.journal.texts.text(found.digest), language=found.language)
-
-    async def _answer(self, number: int) -> None:
-        attempt = self._attempt(number)
-        prompt = self.journal.texts.prompt(attempt.prompt)
+    async def answer(self, number: int) -> None:
+        """Log the provider's answer. Ask once more where it was cut off before its candidate was complete."""
+        attempt = self.view.attempt(number)
+        prompt = self.log.prompt(attempt.prompt)
         if attempt.reply_digest is None:
-            reply = await self._completed(attempt, attempt.request(prompt.text), prompt)
-            self.journal.write(
-                Replied(problem=self.problem.name, attempt=number, reply_digest=reply.digest, reply=reply.facts),
-                blobs=[reply.model_dump_json()],
-            )
-        if self._attempt(number).extraction is None and not attempt.advises:
-            await self._go_on(self._attempt(number), prompt)
-
-    async def _go_on(self, attempt: Attempt, prompt: Prompt) -> None:
-        """Ask once more where the reply was cut off before its candidate was whole."""
-        first, _ = replies_of(attempt, self.journal.texts)
-        is_cut_short = first.finish_reason == CUT_OFF and isinstance(read(first), NotExtracted)
-        if not is_cut_short or (attempt.follow_up and attempt.follow_up.reply_digest):
+            self.journal.write_reply(number, await self.completed(attempt, prompt))
+            attempt = self.view.attempt(number)
+        if attempt.extraction is not None or attempt.advises:
+            return
+        first, second = replies_of(attempt, self.log)
+        if second is not None or first.finish_reason != CUT_OFF or isinstance(read(first), Extraction):
             return
         longer = continued(prompt, first.text)
-        request = attempt.request(longer.text)
         if attempt.follow_up is None:
             self.journal.write(asked_again(self.problem.name, attempt, longer), blobs=[longer.text])
-        reply = await self._completed(attempt, request, longer)
-        self.journal.write(
-            RepliedAgain(
-                problem=self.problem.name, attempt=attempt.number, reply_digest=reply.digest, reply=reply.facts
-            ),
-            blobs=[reply.model_dump_json()],
-        )
+        self.journal.write_reply(number, await self.completed(attempt, longer), again=True)
 
-    async def _completed(self, attempt: Attempt, request: Request, prompt: Prompt) -> Reply:
+    async def completed(self, attempt: Attempt, prompt: Prompt) -> Reply:
+        request = attempt.request(prompt.text)
         for retry in range(self.config.provider_retries + 1):
             try:
-                return await self.provider.complete(request, attempt.ask, prompt)
+                return await self.parts.provider.complete(request, attempt.ask, prompt)
             except AnswerPending:
                 raise
             except ProviderError as error:
-                failed = ProviderFailed(
-                    problem=self.problem.name,
-                    attempt=attempt.number,
-                    message=str(error),
-                    retryable=error.retryable,
+                self.journal.write(
+                    ProviderFailed(
+                        problem=self.problem.name,
+                        attempt=attempt.number,
+                        message=str(error),
+                        retryable=error.retryable,
+                    )
                 )
-                self.journal.write(failed)
                 if not error.retryable or retry == self.config.provider_retries:
                     raise
             await asyncio.sleep(self.config.retry_delay_s * 2**retry)
         raise AssertionError("the last try returns or raises")
 
-    async def _judge(self, attempt: Attempt) -> None:
+    async def judge(self, attempt: Attempt) -> None:
         """Log the verdict. A candidate that was judged before, or is being judged, is not judged again."""
         found = attempt.candidate
         assert found is not None
         async with self.judging[found.identity]:
-            known = self.journal.view.first_with(found.identity)
+            known = self.view.first_with(found.identity)
             if known is not None and known.verdict is not None:
                 verdict, same_as = known.verdict, known.number
             else:
-                beat, same_as = best.standing if (best := self.journal.view.best) else None, None
-                verdict = await self.evaluator.evaluate(self.problem, self._candidate(found), beat=beat)
-            judged = JudgedAttempt(problem=self.problem.name, attempt=attempt.number, verdict=verdict, same_as=same_as)
-            self.journal.write(judged)
+                beat, same_as = self.view.best.standing if self.view.best else None, None
+                verdict = await self.parts.evaluator.evaluate(self.problem, self.candidate(found), beat=beat)
+            self.journal.write(
+                JudgedAttempt(problem=self.problem.name, attempt=attempt.number, verdict=verdict, same_as=same_as)
+            )
+
+    async def screen(self, attempt: Attempt, settings: tuple[str, ...]) -> None:
+        """Log a quick time of each variant of a candidate."""
+        assert attempt.candidate is not None
+        source, language = self.log.text(attempt.candidate.digest), attempt.candidate.language
+        variants = [Candidate(source=with_setting(source, setting), language=language) for setting in settings]
+        try:
+            times = await self.parts.evaluator.screen(self.problem, variants)
+            found = tuple(Screening(setting=one, candidate_ms=ms) for one, ms in zip(settings, times, strict=True))
+            self.journal.write(Screened(problem=self.problem.name, attempt=attempt.number, screenings=found))
+        finally:
+            self.screening = False
+
+    async def confirm(self) -> None:
+        """Judge the fastest again, until the best is one of them."""
+        try:
+            while (attempt := next_to_confirm(self.view, self.config.confirm)) is not None:
+                assert attempt.candidate is not None
+                candidate = self.candidate(attempt.candidate)
+                verdict = await self.parts.evaluator.evaluate(self.problem, candidate, fresh=True)
+                self.journal.write(Confirmed(problem=self.problem.name, attempt=attempt.number, verdict=verdict))
+        except Exception as error:
+            self.trouble = error
+        self.keep_best()
+
+    def candidate(self, found: FoundCandidate) -> Candidate:
+        return Candidate(source=self.log.text(found.digest), language=found.language)
+
+    def keep_best(self) -> None:
+        best, kept = self.view.best, self.view.kept
+        if best is not None and best.standing is not None and best.number != kept:
+            name = self.problem.name
+            self.journal.write(Kept(problem=name, attempt=best.number, speedup=best.standing, previous=kept))
+
+    def conclude(self) -> None:
+        """Log why the search ends; raise what ended it, unless it is an ordinary end."""
+        fault: AtFault | None = None
+        match self.trouble:
+            case NoMoreAnswers() | None:
+                reason = USED_UP if self.trouble else self.stop.reason if self.stop else None
+            case AnswerPending():
+                reason = None
+            case ProviderError():
+                reason = str(self.trouble)
+            case UnsupportedProblem():
+                reason, fault = str(self.trouble), "unsupported"
+            case BrokenProblem():
+                reason, fault = str(self.trouble), "broken"
+            case SandboxError():
+                reason, fault = str(self.trouble), "machine"
+            case trouble:
+                raise trouble
+        if reason is not None and (fault or self.view.stopped != reason):
+            self.journal.write(Stopped(problem=self.problem.name, reason=reason, fault=fault))
+        if isinstance(self.trouble, ProviderError | SandboxError):
+            raise self.trouble
+
+
+def _gravity(trouble: BaseException | None) -> int:
+    """Of several troubles the gravest ends the search, and the first of those alike."""
+    match trouble:
+        case None:
+            return 0
+        case NoMoreAnswers():
+            return 1
+        case AnswerPending():
+            return 2
+        case ProviderError():
+            return 3
+    return 4
+
+
+def next_to_confirm(view: View, count: int) -> Attempt | None:
+    """The attempt to judge afresh now: the `count` fastest, and then whichever is best without it; None at the end.
+
+    Where one attempt alone is right there was no choice that luck could have made; but a best that was measured only
+    well enough to choose is judged afresh in any case.
+    """
+    done = sum(1 for attempt in view.attempts if attempt.confirmed is not None and not attempt.same_as)
+    open_ones = [attempt for attempt in view.ranked if attempt.confirmed is None]
+    if not open_ones or count == 0:
+        return None
+    if view.best in open_ones and not view.best.is_measured_in_full:
+        return view.best
+    if done + len(open_ones) < 2:
+        return None
+    if done < count:
+        return open_ones[0]
+    return view.best if view.best in open_ones and done < 2 * count else None
 
 
 NOTHING_ASKED = hashlib.sha256(b"").hexdigest()
@@ -379,207 +488,61 @@ class Decider:
         return PreparedAsk(Asked(**known), prompt.text)
 
 
-USED_UP = "the recorded answers are used up"
+CUT_OFF = "length"
+"""The finish reason of a reply that ran into its length limit."""
+_OPENING = re.compile(r"\A\s*```\w*[ \t]*\n")
+_STARTS_OVER = re.compile(r"^```python\b[^`]*?^(?:import|from) ", re.MULTILINE | re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What a search is made of, apart from its problem. The same parts may serve many searches at once."""
-
-    strategy: Strategy
-    provider: Provider
-    evaluator: Evaluator
-    log: RunLog
-    config: SearchConfig
-    brief_for: Callable[[Problem, View, Ask], Brief]
-    on_event: Callable[[Event], None] = lambda event: None
-    lore: IdeaStatistics | None = None
-    """What is known of ideas; made from the log where it is None."""
-    limit: Callable[[View], str | None] = lambda view: None
-    """A reason to stop that lies outside this problem, such as a budget of the whole run; see `Decider`."""
+def read(reply: Reply, second: Reply | None = None) -> Extraction | NotExtracted:
+    """What a reply offers; with the second half of one that was cut off, or the shorter one given instead."""
+    if second is None:
+        return extract(reply.text, reasoning=reply.reasoning, truncated=reply.finish_reason == CUT_OFF)
+    cut = second.finish_reason == CUT_OFF
+    joined = reply.text + _OPENING.sub("", second.text)
+    texts = [second.text, joined] if _STARTS_OVER.search(second.text) else [joined, second.text]
+    first, other = (extract(text, truncated=cut) for text in texts)
+    return other if isinstance(first, NotExtracted) and isinstance(other, Extraction) else first
 
 
-async def search(problem: Problem, parts: Parts) -> View:
-    """Search until a budget is used up, the strategy stops or the provider has no more answers; the view at the end.
-
-    Goes on where the log ends: what was asked and not answered is asked again, word for word; what was answered is not.
-    Before the end the fastest are judged afresh. Raises `ProviderError` once the provider cannot go on (`AnswerPending`
-    where answers are to come later), whatever the evaluator raises, `RunLogError` and `StrategyError`; what is in
-    flight then is finished and logged first. A `SandboxError` of the evaluator is logged as the end of this problem's
-    search: a later search tries to judge again. When cancelled, what is in flight is dropped, and a later search does
-    it again.
-    """
-    return await _Search(problem, parts).run()
+def replies_of(attempt: Attempt, log: RunLog) -> tuple[Reply, Reply | None]:
+    assert attempt.reply_digest is not None
+    again = attempt.follow_up.reply_digest if attempt.follow_up else None
+    return log.reply(attempt.reply_digest), log.reply(again) if again else None
 
 
-class _Search:
-    def __init__(self, problem: Problem, parts: Parts) -> None:
-        if parts.log.header.problems.get(problem.name) != problem.digest:
-            raise RunLogError(
-                f"the run in {parts.log.folder} was not started for this version of problem {problem.name!r}; "
-                "start a new run"
-            )
-        self.problem = problem
-        self.parts = parts
-        self.journal = Journal(problem.name, parts.log, parts.on_event)
-        self.steps = AttemptSteps(problem, parts.config, parts.provider, parts.evaluator, self.journal)
-        self.decider = Decider(
-            problem, parts.config, parts.strategy, parts.brief_for, load_prices(parts.config.prices), parts.limit
-        )
-        self.waiting = deque(attempt.number for attempt in self.view.pending)
-        self.running: set[asyncio.Task[None]] = set()
-        self.screening = False
-        self.stop: Stop | None = None
-        self.trouble: BaseException | None = None
-
-    @property
-    def view(self) -> View:
-        return self.journal.view
-
-    async def run(self) -> View:
-        self.equip()
-        await self.measure()
-        self.keep_best()
-        try:
-            self.start_more()
-            while self.running:
-                done, self.running = await asyncio.wait(self.running, return_when=asyncio.FIRST_COMPLETED)
-                for error in [task.exception() for task in done]:
-                    if error is not None and _gravity(error) > _gravity(self.trouble):
-                        self.trouble = error
-                self.start_more()
-        finally:
-            for task in self.running:
-                task.cancel()
-            await asyncio.gather(*self.running, return_exceptions=True)
-        if self.trouble is None or isinstance(self.trouble, NoMoreAnswers):
-            await self.confirm()
-        self.conclude()
-        return self.view
-
-    def equip(self) -> None:
-        if self.view.config != self.parts.config:
-            lore = self.parts.lore or IdeaStatistics(self.parts.log, self.parts.config)
-            ideas = self.view.ideas or lore.ideas(self.problem)
-            self.journal.write(Equipped(problem=self.problem.name, ideas=ideas, config=self.parts.config))
-
-    async def measure(self) -> None:
-        """Before the first ask; a search that goes on has it from the log, or was begun without."""
-        if self.parts.config.measure and self.view.measured is None and not self.view.attempts:
-            await self.steps.measure()
-
-    def start_more(self) -> None:
-        slots = self.parts.config.slots
-        while self.trouble is None and len(self.running) < slots:
-            if self.waiting:
-                self.start(self.finish(self.waiting.popleft()))
-            elif not self.decide_more(slots - len(self.running)):
-                return
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        self.running.add(asyncio.create_task(work))
-
-    def decide_more(self, room: int) -> bool:
-        """Log the next decision; whether there is something to start. The end counts once nothing is in flight."""
-        if self.running and self.parts.config.lockstep:
-            return False
-        try:
-            decision = self.decider.decide(self.view, room)
-        except Exception as error:  # raised again in `conclude`, once what is in flight has ended
-            self.trouble = error
-            return False
-        if isinstance(decision, Stop):
-            self.stop = None if self.running else decision
-            return False
-        if decision:
-            self.journal.write_all([(opened.asked, [opened.text]) for opened in decision])
-        self.waiting.extend(opened.asked.attempt for opened in decision)
-        return bool(decision) or self.start_screening()
-
-    def start_screening(self) -> bool:
-        order = to_screen(self.view, self.parts.config)
-        if order is None or self.screening:
-            return False
-        self.screening = True
-        self.start(self.screen(*order))
-        return True
-
-    async def screen(self, attempt: Attempt, settings: tuple[str, ...]) -> None:
-        try:
-            await self.steps.screen(attempt, settings)
-        finally:
-            self.screening = False
-
-    async def finish(self, number: int) -> None:
-        await self.steps.finish(number)
-        self.keep_best()
-
-    async def confirm(self) -> None:
-        try:
-            while (attempt := next_to_confirm(self.view, self.parts.config.confirm)) is not None:
-                await self.steps.confirm(attempt)
-        except Exception as error:
-            self.trouble = error
-        self.keep_best()
-
-    def keep_best(self) -> None:
-        best, kept = self.view.best, self.view.kept
-        if best is not None and best.standing is not None and best.number != kept:
-            name = self.problem.name
-            self.journal.write(Kept(problem=name, attempt=best.number, speedup=best.standing, previous=kept))
-
-    def conclude(self) -> None:
-        """Log why the search ends; raise what ended it, unless it is an ordinary end."""
-        fault: AtFault | None = None
-        match self.trouble:
-            case NoMoreAnswers() | None:
-                reason = USED_UP if self.trouble else self.stop.reason if self.stop else None
-            case AnswerPending():
-                reason = None
-            case ProviderError():
-                reason = str(self.trouble)
-            case UnsupportedProblem():
-                reason, fault = str(self.trouble), "unsupported"
-            case BrokenProblem():
-                reason, fault = str(self.trouble), "broken"
-            case SandboxError():
-                reason, fault = str(self.trouble), "machine"
-            case trouble:
-                raise trouble
-        if reason is not None and (fault or self.view.stopped != reason):
-            self.journal.write(Stopped(problem=self.problem.name, reason=reason, fault=fault))
-        if isinstance(self.trouble, ProviderError | SandboxError):
-            raise self.trouble
+def asked_again(problem: str, attempt: Attempt, longer: Prompt) -> AskedAgain:
+    digest = attempt.request(longer.text).digest
+    return AskedAgain(problem=problem, attempt=attempt.number, prompt_digest=longer.digest, request_digest=digest)
 
 
-def _gravity(trouble: BaseException | None) -> int:
-    """Of several troubles the gravest ends the search, and the first of those alike."""
-    match trouble:
-        case None:
-            return 0
-        case NoMoreAnswers():
-            return 1
-        case AnswerPending():
-            return 2
-        case ProviderError():
-            return 3
-    return 4
+def noted(problem: str, attempt: Attempt, log: RunLog) -> Noted:
+    notes = notes_in(replies_of(attempt, log)[0].text)
+    return Noted(problem=problem, attempt=attempt.number, notes=notes)
 
 
-def next_to_confirm(view: View, count: int) -> Attempt | None:
-    """The attempt to judge afresh now: the `count` fastest, and then whichever is best without it; None at the end.
+def extracted(attempt: Attempt, view: View, log: RunLog) -> tuple[CandidateExtracted | NoCandidate, list[str]]:
+    """The event of finding the attempt's candidate, in its replies or by other constants in its parent's; and texts."""
+    if attempt.ask.role == "tune":
+        parent = view.attempt(attempt.ask.parent or 0).candidate
+        assert parent is not None, "only candidates are tuned"
+        source = with_setting(log.text(parent.digest), attempt.ask.directive)
+        how = f"attempt {attempt.ask.parent} with {attempt.ask.directive}"
+        candidate = found_candidate(Extraction(source=source, language=parent.language, how=how))
+    else:
+        found = read(*replies_of(attempt, log))
+        if isinstance(found, NotExtracted):
+            return NoCandidate(problem=view.problem, attempt=attempt.number, why=found), []
+        source, candidate = found.source, found_candidate(found)
+    return CandidateExtracted(problem=view.problem, attempt=attempt.number, candidate=candidate), [source]
 
-    Where one attempt alone is right there was no choice that luck could have made; but a best that was measured only
-    well enough to choose is judged afresh in any case.
-    """
-    done = sum(1 for attempt in view.attempts if attempt.confirmed is not None and not attempt.same_as)
-    open_ones = [attempt for attempt in view.ranked if attempt.confirmed is None]
-    if not open_ones or count == 0:
-        return None
-    if view.best in open_ones and not view.best.is_measured_in_full:
-        return view.best
-    if done + len(open_ones) < 2:
-        return None
-    if done < count:
-        return open_ones[0]
-    return view.best if view.best in open_ones and done < 2 * count else None
+
+def found_candidate(found: Extraction) -> FoundCandidate:
+    return FoundCandidate(
+        digest=Candidate(source=found.source, language=found.language).digest,
+        language=found.language,
+        how=found.how,
+        warnings=found.warnings,
+        normal=normal_digest(found.source),
+        knobs=knobs_of(found.source),
+    )

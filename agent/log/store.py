@@ -28,7 +28,17 @@ from weakref import WeakSet
 
 from pydantic import AwareDatetime, JsonValue, TypeAdapter, ValidationError
 
-from kernelwright.agent.log.events import Body, Event, OfAttempt, OfProblem, Resumed, RunLogError, RunStarted
+from kernelwright.agent.log.events import (
+    Body,
+    Event,
+    OfAttempt,
+    OfProblem,
+    Replied,
+    RepliedAgain,
+    Resumed,
+    RunLogError,
+    RunStarted,
+)
 from kernelwright.agent.log.records import PromptOutline, Reply
 from kernelwright.agent.log.view import View, fold
 from kernelwright.problems import Problem
@@ -402,8 +412,10 @@ def _log_error(path: Path, error: sqlite3.Error) -> RunLogError:
 
 
 class Journal:
-    def __init__(self, problem: str, log: RunLog, on_event: Callable[[Event], None]) -> None:
-        self.texts = log
+    """The writer of one problem's events, with the view that they fold into."""
+
+    def __init__(self, problem: str, log: RunLog, on_event: Callable[[Event], None] = lambda event: None) -> None:
+        self._log = log
         self.view: View = fold(problem, log.events(problem))
         self._on_event = on_event
         self._resumes = bool(self.view.attempts)
@@ -411,11 +423,17 @@ class Journal:
     def write(self, body: Body, blobs: Iterable[str] = ()) -> None:
         self.write_all([(body, blobs)])
 
+    def write_reply(self, attempt: int, reply: Reply, again: bool = False) -> None:
+        """Log the answer to an attempt; `again`: to the request to continue."""
+        kind = RepliedAgain if again else Replied
+        event = kind(problem=self.view.problem, attempt=attempt, reply_digest=reply.digest, reply=reply.facts)
+        self.write(event, blobs=[reply.model_dump_json()])
+
     def write_all(self, entries: Sequence[tuple[Body, Iterable[str]]]) -> None:
-        """Commit several, all of them or none. Before the first step of a search that goes on, that it does is told."""
+        """Commit several, all of them or none. `Resumed` comes before the first step of a search that continues."""
         if self._resumes:
             self._resumes = False
             entries = [(Resumed(problem=self.view.problem), ()), *entries]
-        for event in self.texts.extend(entries):
+        for event in self._log.extend(entries):
             self.view = self.view.after(event)
             self._on_event(event)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from kernelwright.agent.log.events import Replied, RepliedAgain
 from kernelwright.agent.log.records import Ask, Attempt, Reply, Request
 from kernelwright.agent.log.store import Journal, RunLog
 from kernelwright.agent.log.view import fold
@@ -77,7 +76,7 @@ def import_answers(log: RunLog, lines: Iterable[str]) -> Imported:
     waiting: dict[str, list[OpenRequest]] = {}
     for one in open_requests(log):
         waiting.setdefault(one.request.digest, []).append(one)
-    journals = {name: Journal(name, log, lambda event: None) for name in log.header.problems}
+    journals = {name: Journal(name, log) for name in log.header.problems}
     answered = 0
     failed: dict[str, str] = {}
     unknown: list[str] = []
@@ -93,7 +92,7 @@ def import_answers(log: RunLog, lines: Iterable[str]) -> Imported:
             failed[custom_id] = found
         else:
             for one in waiting.pop(custom_id):
-                _log(journals[one.problem], one, found)
+                journals[one.problem].write_reply(one.attempt, found, one.again)
                 answered += 1
             failed.pop(custom_id, None)
     return Imported(answered=answered, failed=failed, unknown=tuple(unknown), missing=tuple(waiting))
@@ -139,12 +138,6 @@ def _said(error: Any) -> str:
     inner = error.get("error", error) if isinstance(error, dict) else error
     words = inner.get("message") if isinstance(inner, dict) else inner
     return str(words or "no reason was given")
-
-
-def _log(journal: Journal, one: OpenRequest, reply: Reply) -> None:
-    kind = RepliedAgain if one.again else Replied
-    event = kind(problem=one.problem, attempt=one.attempt, reply_digest=reply.digest, reply=reply.facts)
-    journal.write(event, blobs=[reply.model_dump_json()])
 
 
 NOTE = "batches.json"
