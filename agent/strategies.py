@@ -1,5 +1,16 @@
 """Strategies: pure functions from the folded log to the next steps, and finding one by its name.
 
+Those that ship:
+
+- `best_of`: always from the reference; the ideas come in turn.
+- `refine`: a few drafts by different ideas; then best-first: repair what is worth it, else improve the best.
+- `race`: drafts in parallel, each repaired as long as it is worth it, until the first one is correct.
+- `beam`: the few best attempts, each improved by a few ideas, round after round.
+- `pool`: each step starts from an attempt drawn by its speed.
+- `elites`: the best attempt of each cell, a cell being a first design and the kind of the last change.
+- `islands`: separate groups of attempts that now and then take over a neighbour's best.
+- `tree`: a bandit over designs; a design is a first draft with all that descends from it.
+
 Others are found in installed packages by the entry-point group `kernelwright.strategies` (a callable that takes a
 `SearchConfig` and returns a `Strategy`), or in a file of the user's own.
 """
@@ -10,7 +21,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -31,7 +42,7 @@ class StrategyError(Exception):
 
 
 class Step(NamedTuple):
-    """What to ask for next. The engine numbers it and chooses the model."""
+    """The next thing to ask for. The engine numbers it and chooses the model."""
 
     role: Role
     parent: int | None
@@ -39,17 +50,17 @@ class Step(NamedTuple):
     idea: str
     """A few words that name the approach."""
     directive: str = ""
-    """What the prompt says of the approach; empty for the role's default."""
+    """The prompt's text on the approach; empty for the role's default."""
 
 
 class Strategy(Protocol):
-    """Decides what to ask for next. It keeps nothing between calls and looks at no clock, so a run can be resumed.
+    """Decides on the next asks. It keeps nothing between calls and looks at no clock, so a run can be resumed.
 
     Budgets are not its concern: the engine never asks for more steps than they allow.
     """
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        """At most `slots` steps; none to wait for what is pending; or the end.
+        """Propose at most `slots` steps; none to wait for what is pending; or the end.
 
         `rng` is seeded from the run's seed and the next attempt's number.
         """
@@ -77,48 +88,6 @@ def function_in(name: str, kind: str, error: type[Exception], takes: str) -> Cal
         raise error(f"{path} defines no function {function_name!r}; name one that takes {takes}")
     found: Callable[..., Any] = function
     return found
-
-
-GROUP = "kernelwright.strategies"
-SHIPPED = {
-    "best_of": "kernelwright.agent.strategies:BestOf",
-    "refine": "kernelwright.agent.strategies:Refine",
-    "beam": "kernelwright.agent.strategies:Beam",
-    "pool": "kernelwright.agent.strategies:Pool",
-    "elites": "kernelwright.agent.strategies:Elites",
-    "islands": "kernelwright.agent.strategies:Islands",
-    "tree": "kernelwright.agent.strategies:Tree",
-    "race": "kernelwright.agent.strategies:Race",
-}
-"""Written like entry points and loaded like them, so that a bare checkout needs no installed metadata."""
-Propose = Callable[[View, int, random.Random], list[Step] | Stop]
-
-
-@dataclass(frozen=True)
-class OwnFunction:
-    function: Propose
-
-    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        return self.function(view, slots, rng)
-
-
-def strategies() -> dict[str, EntryPoint]:
-    """All that can be named: those that ship, then those of installed packages, which may not take a shipped name."""
-    shipped = {name: EntryPoint(name, value, GROUP) for name, value in SHIPPED.items()}
-    return {point.name: point for point in entry_points(group=GROUP)} | shipped
-
-
-def load_strategy(name: str, config: SearchConfig) -> Strategy:
-    """The strategy of that name, or of a file as `path/to/file.py:function`; `StrategyError` where there is none."""
-    if ":" in name:
-        return OwnFunction(function_in(name, "strategy", StrategyError, "(view, slots, rng)"))
-    known = strategies()
-    if name not in known:
-        raise StrategyError(
-            f"no strategy {name!r}; there are: {', '.join(known)}, and any function as path/to/file.py:function"
-        )
-    made: Strategy = known[name].load()(config)
-    return made
 
 
 PROMISING = 0.7
@@ -152,6 +121,10 @@ def draft(view: View, index: int) -> Step:
 
 def drafts_made(view: View) -> int:
     return sum(1 for attempt in view.attempts if attempt.ask.role == "propose")
+
+
+def improvements_made(view: View) -> int:
+    return sum(1 for attempt in view.attempts if attempt.ask.role == "improve")
 
 
 def drafts(view: View, wanted: int) -> list[Step]:
@@ -276,9 +249,21 @@ def _promising(view: View, attempt: Attempt) -> bool:
 
 
 @dataclass(frozen=True)
-class BestOf:
+class OwnFunction:
+    """A function from a user's file as a strategy."""
+
+    function: Callable[[View, int, random.Random], list[Step] | Stop]
+
+    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
+        return self.function(view, slots, rng)
+
+
+@dataclass(frozen=True)
+class Shipped:
     config: SearchConfig
 
+
+class BestOf(Shipped):
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
         made = drafts_made(view)
         return [draft(view, made + at) for at in range(slots)]
@@ -288,11 +273,8 @@ FRESH_AFTER = 6
 """Improvements without a gain after which one more design is drafted."""
 
 
-@dataclass(frozen=True)
-class Refine:
+class Refine(Shipped):
     """The default. It stays with the best, but neither with one design nor beyond its patience."""
-
-    config: SearchConfig
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
         steps = [*drafts(view, self.config.drafts), *repairs(view, self.config)]
@@ -308,14 +290,11 @@ class Refine:
         fresh = sum(1 for one in view.attempts[since:] if one.ask.role == "propose")
         if dry // FRESH_AFTER > fresh and self.config.runner_up:
             return [draft(view, drafts_made(view))]
-        return self._improvements(view, slots, rng)
-
-    def _improvements(self, view: View, slots: int, rng: random.Random) -> list[Step]:
-        made = sum(1 for attempt in view.attempts if attempt.ask.role == "improve")
+        made = improvements_made(view)
         return improvements(view, (self._parent(view, made + at) for at in range(1, slots + 1)), rng)
 
     def _parent(self, view: View, number: int) -> Attempt:
-        """The best; every so often the best of another family of ideas."""
+        """Choose the best; every so often the best of another family of ideas."""
         best = view.ranked[0]
         if not self.config.runner_up or number % self.config.runner_up:
             return best
@@ -323,11 +302,8 @@ class Refine:
         return next((one for one in view.ranked if kin[one.number] != kin[best.number]), best)
 
 
-@dataclass(frozen=True)
-class Race:
-    """For when any right kernel will do. What is in flight when the first one passes is finished and counts."""
-
-    config: SearchConfig
+class Race(Shipped):
+    """For when any correct kernel will do. Steps that run when the first one passes are finished and count."""
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
         if view.best is not None:
@@ -337,17 +313,31 @@ class Race:
         return steps + [draft(view, made + at) for at in range(slots - len(steps))]
 
 
+class Improving(Shipped):
+    """Drafts and repairs until some designs can be compared; then improvements of chosen parents."""
+
+    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
+        opening = first_moves(view, self.config, self.designs())
+        if opening is not None:
+            return opening[:slots]
+        return improvements(view, self.parents(view, slots, rng), rng)
+
+    def designs(self) -> int:
+        return max(3, self.config.drafts)
+
+    def parents(self, view: View, slots: int, rng: random.Random) -> Iterable[Attempt]:
+        """Choose an attempt for each slot; one may come more than once."""
+        raise NotImplementedError
+
+
 WIDTH, IDEAS = 3, 2
 
 
-@dataclass(frozen=True)
-class Beam:
-    config: SearchConfig
+class Beam(Improving):
+    def designs(self) -> int:
+        return WIDTH
 
-    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        opening = first_moves(view, self.config, WIDTH)
-        if opening is not None:
-            return opening[:slots]
+    def parents(self, view: View, slots: int, rng: random.Random) -> Iterable[Attempt]:
         parents: list[Attempt] = []
         kept = view.ranked[:WIDTH]
         tried = {one.number: sum(c.ask.role == "improve" for c in view.children(one.number)) for one in kept}
@@ -355,59 +345,46 @@ class Beam:
             round_now = min(tried.values()) // IDEAS
             parents.append(next(one for one in kept if tried[one.number] // IDEAS == round_now))
             tried[parents[-1].number] += 1
-        return improvements(view, parents, rng)
+        return parents
 
 
 SHARPNESS = 4
 """The weight of an attempt is its speedup to this power: at 1 slow parents crowd out the fast ones."""
 
 
-@dataclass(frozen=True)
-class Pool:
-    config: SearchConfig
+class Pool(Improving):
+    def designs(self) -> int:
+        return self.config.drafts
 
-    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        opening = first_moves(view, self.config, self.config.drafts)
-        if opening is not None:
-            return opening[:slots]
+    def parents(self, view: View, slots: int, rng: random.Random) -> Iterable[Attempt]:
         weights = [(one.standing or 0.0) ** SHARPNESS for one in view.ranked]
-        return improvements(view, rng.choices(view.ranked, weights, k=slots), rng)
+        return rng.choices(view.ranked, weights, k=slots)
 
 
-@dataclass(frozen=True)
-class Elites:
+class Elites(Improving):
     """Half of the steps improve the best of all, half that of a cell drawn at random, so that designs stay apart."""
 
-    config: SearchConfig
-
-    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        opening = first_moves(view, self.config, max(3, self.config.drafts))
-        if opening is not None:
-            return opening[:slots]
+    def parents(self, view: View, slots: int, rng: random.Random) -> Iterable[Attempt]:
         kin = families(view)
         kinds = {idea.name: idea.family for role in ("propose", "improve") for idea in ideas_for(view, role)}
         cells: dict[tuple[str, str], Attempt] = {}
         for attempt in view.ranked:
             cells.setdefault((kin[attempt.number], kinds.get(attempt.ask.idea, "free")), attempt)
         designs = list(cells.values())
-        parents = (view.ranked[0] if rng.random() < 0.5 else rng.choice(designs) for _ in range(slots))
-        return improvements(view, parents, rng)
+        return (view.ranked[0] if rng.random() < 0.5 else rng.choice(designs) for _ in range(slots))
 
 
 GROUPS, PERIOD = 3, 5
 
 
-@dataclass(frozen=True)
-class Islands:
-    config: SearchConfig
+class Islands(Improving):
+    def designs(self) -> int:
+        return GROUPS
 
-    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        opening = first_moves(view, self.config, GROUPS)
-        if opening is not None:
-            return opening[:slots]
-        made = sum(1 for attempt in view.attempts if attempt.ask.role == "improve")
+    def parents(self, view: View, slots: int, rng: random.Random) -> Iterable[Attempt]:
+        made = improvements_made(view)
         homes = _homes(view)
-        return improvements(view, (_parent(view, homes, turn) for turn in range(made, made + slots)), rng)
+        return (_parent(view, homes, turn) for turn in range(made, made + slots))
 
 
 def _parent(view: View, homes: dict[int, int], turn: int) -> Attempt:
@@ -417,20 +394,17 @@ def _parent(view: View, homes: dict[int, int], turn: int) -> Attempt:
 
 
 def _homes(view: View) -> dict[int, int]:
-    """The group of each attempt: drafts and improvements go round, all else stays with its parent."""
+    """Give the group of each attempt: drafts and improvements go round, all others stay with their parent."""
     homes: dict[int, int] = {}
     turns = {"propose": 0, "improve": 0}
     for attempt in view.attempts:
-        homes[attempt.number] = _home(attempt, turns, homes)
+        role = attempt.ask.role
+        if role in turns:
+            homes[attempt.number] = turns[role] % GROUPS
+            turns[role] += 1
+        else:
+            homes[attempt.number] = homes[attempt.ask.parent] if attempt.ask.parent else 0
     return homes
-
-
-def _home(attempt: Attempt, turns: dict[str, int], homes: dict[int, int]) -> int:
-    role = attempt.ask.role
-    if role in turns:
-        turns[role] += 1
-        return (turns[role] - 1) % GROUPS
-    return homes[attempt.ask.parent] if attempt.ask.parent else 0
 
 
 CURIOSITY = 0.25
@@ -439,16 +413,12 @@ FREE_FAILURES = 2
 """Broken attempts that a design is not charged for: the code was wrong, not the idea."""
 
 
-@dataclass(frozen=True)
-class Tree:
-    config: SearchConfig
-
-    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        opening = first_moves(view, self.config, max(3, self.config.drafts))
-        if opening is not None:
-            return opening[:slots]
+class Tree(Improving):
+    def parents(self, view: View, slots: int, rng: random.Random) -> Iterable[Attempt]:
         parents: list[Attempt] = []
-        roots = _roots(view)
+        roots: dict[int, int] = {}
+        for attempt in view.attempts:
+            roots[attempt.number] = roots[attempt.ask.parent] if attempt.ask.parent else attempt.number
         best: dict[int, Attempt] = {}
         for attempt in view.ranked:
             best.setdefault(roots[attempt.number], attempt)
@@ -458,7 +428,7 @@ class Tree:
             root = max(best, key=lambda at: _bound(best[at], visits[at], total))
             visits[root] += 1
             parents.append(best[root])
-        return improvements(view, parents, rng)
+        return parents
 
 
 def _charged(view: View, roots: dict[int, int], root: int) -> int:
@@ -467,12 +437,35 @@ def _charged(view: View, roots: dict[int, int], root: int) -> int:
     return len(members) - min(failures, FREE_FAILURES)
 
 
-def _roots(view: View) -> dict[int, int]:
-    roots: dict[int, int] = {}
-    for attempt in view.attempts:
-        roots[attempt.number] = roots[attempt.ask.parent] if attempt.ask.parent else attempt.number
-    return roots
-
-
 def _bound(attempt: Attempt, visits: int, total: int) -> float:
     return math.log(attempt.standing or 1.0) + CURIOSITY * math.sqrt(math.log(total + 1) / visits)
+
+
+GROUP = "kernelwright.strategies"
+SHIPPED: dict[str, Callable[[SearchConfig], Strategy]] = {
+    "best_of": BestOf,
+    "refine": Refine,
+    "beam": Beam,
+    "pool": Pool,
+    "elites": Elites,
+    "islands": Islands,
+    "tree": Tree,
+    "race": Race,
+}
+
+
+def load_strategy(name: str, config: SearchConfig) -> Strategy:
+    """Load a strategy by its name, or from a file as `path/to/file.py:function`. Raises `StrategyError`.
+
+    An installed package may not take a shipped name.
+    """
+    if ":" in name:
+        return OwnFunction(function_in(name, "strategy", StrategyError, "(view, slots, rng)"))
+    if name in SHIPPED:
+        return SHIPPED[name](config)
+    known = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in known:
+        there = ", ".join([*SHIPPED, *known])
+        raise StrategyError(f"no strategy {name!r}; there are: {there}, and any function as path/to/file.py:function")
+    made: Strategy = known[name].load()(config)
+    return made
