@@ -1,4 +1,8 @@
-"""What a provider is, which one a run has, and how one says that it cannot answer. No key is ever in a record."""
+"""Providers: what answers a request, how one is found by its name, and the cache of replies.
+
+Each file beside this one is a provider, named as `--provider` takes it, whose `provider(options, run)` makes one. No
+key is ever in a record.
+"""
 
 import contextlib
 import hashlib
@@ -24,7 +28,6 @@ from kernelwright.sandbox.machine.cache import write_atomically
 
 if TYPE_CHECKING:
     from kernelwright.problems import Problem
-
 
 Api = Literal["chat", "responses"]
 
@@ -172,7 +175,7 @@ class CachedProvider:
         self.answers = answers
         self.place = place
         """What decides an answer beside the request: the address of the server."""
-        self._told = False
+        self._has_warned = False
 
     @property
     def name(self) -> str:
@@ -189,20 +192,22 @@ class CachedProvider:
         try:
             self.answers.keep(key, reply)
         except OSError as error:
-            self._tell_once(error)
+            if not self._has_warned:
+                self._has_warned = True
+                self._warn(error)
         return reply
 
-    def _tell_once(self, error: OSError) -> None:
-        if self._told:
-            return
-        self._told = True
-        told = (
+    def close(self) -> None:
+        close_provider(self.provider)
+
+    def _warn(self, error: OSError) -> None:
+        warning = (
             f"cannot write to the response cache {self.answers.folder} ({error.strerror}): this run keeps its answers, "
             "but another one would pay for them again; make room or check the permissions"
         )
         with contextlib.suppress(OSError):  # standard error may go to the very disk that is full
-            LOG.warning("%s", told)
-            print(f"kernelwright: {told}", file=sys.stderr, flush=True)
+            LOG.warning("%s", warning)
+            print(f"kernelwright: {warning}", file=sys.stderr, flush=True)
 
 
 def answer_key(request: Request, place: str) -> str:
@@ -276,9 +281,12 @@ async def providing(options: ProviderOptions, run: RunRecord) -> AsyncIterator[P
     try:
         yield provider
     finally:
-        bare = provider.provider if isinstance(provider, CachedProvider) else provider
-        if (close := getattr(bare, "close", None)) is not None:
-            close()
+        close_provider(provider)
+
+
+def close_provider(provider: Provider) -> None:
+    if (close := getattr(provider, "close", None)) is not None:
+        close()
 
 
 def _bare(options: ProviderOptions, run: RunRecord) -> Provider:

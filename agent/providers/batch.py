@@ -28,7 +28,7 @@ from kernelwright.agent.providers import (
     ProviderOptions,
     RunRecord,
 )
-from kernelwright.agent.providers.server import WIRES, OpenAIProvider, read_reply
+from kernelwright.agent.providers.server import WIRES, OpenAIProvider
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.cache import write_atomically
@@ -128,10 +128,11 @@ def _reply(answer: dict[str, Any]) -> Reply | str:
     body, status = response.get("body"), response.get("status_code", 200)
     if status != 200 or not isinstance(body, dict):
         return f"failed with status {status}: {_said(body)}"
-    reply = read_reply(body, asked_model="unknown", request_id=response.get("request_id"), latency_s=0.0)
-    if reply is None:
+    reply = WIRES["chat"].read(body, asked_model="unknown")
+    if not isinstance(reply, Reply):
         return "holds no chat completion"
-    return Reply.model_validate(reply.model_dump() | {"provider": PROVIDER, "latency_s": None})
+    own = {"provider": PROVIDER, "provider_request_id": response.get("request_id") or reply.provider_request_id}
+    return Reply.model_validate(reply.model_dump() | own)
 
 
 def _said(error: Any) -> str:
@@ -261,7 +262,7 @@ class BatchService:
 
     @contextmanager
     def _client(self) -> "Iterator[openai.OpenAI]":
-        with self._server.told("files or batches"), self._server.plain_client() as client:
+        with self._server.explained("files or batches"), self._server.plain_client() as client:
             yield client
 
 

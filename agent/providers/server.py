@@ -11,11 +11,9 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
 from kernelwright.agent.providers import Api, OpenAISettings, Provider, ProviderError, ProviderOptions, RunRecord
@@ -25,14 +23,137 @@ if TYPE_CHECKING:
     import openai
 
 
-def proxy_for(address: str) -> str:
-    parts, proxies = urlsplit(address), getproxies_environment()
-    named = proxies.get(parts.scheme) or proxies.get("all") or ""
-    if not named or proxy_bypass(parts.hostname or ""):
-        return ""
-    return urlsplit(named if "//" in named else f"//{named}").netloc.rpartition("@")[2]
+def _count(value: object) -> int | None:
+    """Read a number of tokens; None where the server left it out or sent something else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
+def _words(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _table(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _tables(value: object) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def read_usage(raw: object, sent: str, received: str) -> Usage:
+    """Read a usage object whose counts have these names. What it leaves out, or says in a strange way, is None.
+
+    `cost` is OpenRouter's; `prompt_cache_hit_tokens` is DeepSeek's name for cached tokens.
+    """
+    if not isinstance(raw, dict):
+        return Usage()
+    of_sent, of_received = _table(raw.get(f"{sent}_details")), _table(raw.get(f"{received}_details"))
+    cached, cost = _count(of_sent.get("cached_tokens")), raw.get("cost")
+    return Usage(
+        input_tokens=_count(raw.get(sent)),
+        cached_tokens=_count(raw.get("prompt_cache_hit_tokens")) if cached is None else cached,
+        cache_write_tokens=_count(of_sent.get("cache_write_tokens")),
+        output_tokens=_count(raw.get(received)),
+        reasoning_tokens=_count(of_received.get("reasoning_tokens")),
+        cost_usd=float(cost) if isinstance(cost, int | float) and not isinstance(cost, bool) else None,
+        raw=json.dumps(raw, default=str),
+    )
+
+
+class Chat:
+    """The wire format of `/chat/completions`."""
+
+    noun = "chat completion"
+
+    def arguments(self, request: Request, is_own: bool) -> dict[str, Any]:
+        """Write the request as arguments of the client; `is_own` where OpenAI itself is asked."""
+        # OpenAI's newer models refuse max_tokens; most other servers know nothing else.
+        limit = "max_completion_tokens" if is_own else "max_tokens"
+        options = _given(temperature=request.temperature, **{limit: request.max_tokens})
+        return {"model": request.model, "messages": [{"role": "user", "content": request.prompt}], **options}
+
+    async def send(self, client: "openai.AsyncOpenAI", arguments: dict[str, Any]) -> Any:
+        return await client.chat.completions.create(**arguments)
+
+    def read(self, answer: dict[str, Any], asked_model: str, limit: int | None = None) -> Reply | str | None:
+        """Read the reply in a server's answer, or why it failed; None where the answer is of another form.
+
+        `limit` is that of the output tokens. Reasoning stands in `reasoning_content` (DeepSeek, older vLLM) or in
+        `reasoning` (OpenRouter, newer vLLM).
+        """
+        choice = next(iter(_tables(answer.get("choices"))), {})
+        message = choice.get("message")
+        if not isinstance(message, dict) or not isinstance(content := message.get("content"), str | None):
+            return None
+        return Reply(
+            text=content or _words(message.get("refusal")) or "",
+            reasoning=_words(message.get("reasoning")) or _words(message.get("reasoning_content")) or "",
+            finish_reason=_words(choice.get("finish_reason")),
+            model=_words(answer.get("model")) or asked_model,
+            usage=read_usage(answer.get("usage"), "prompt_tokens", "completion_tokens"),
+            provider="openai",
+            provider_request_id=_words(answer.get("id")),
+            latency_s=None,
+        )
+
+
+FINISH = {"max_output_tokens": "length"}
+"""The reasons of incomplete responses in the words of chat completions, where they differ."""
+
+
+class Responses:
+    """The wire format of `/responses`, which suits OpenAI's reasoning models. Nothing is kept on the server."""
+
+    noun = "response"
+
+    def arguments(self, request: Request, is_own: bool) -> dict[str, Any]:
+        options = _given(temperature=request.temperature, max_output_tokens=request.max_tokens)
+        kept = {"store": False} if is_own else {}
+        return {"model": request.model, "input": request.prompt, **options, **kept}
+
+    async def send(self, client: "openai.AsyncOpenAI", arguments: dict[str, Any]) -> Any:
+        return await client.responses.create(**arguments)
+
+    def read(self, answer: dict[str, Any], asked_model: str, limit: int | None = None) -> Reply | str | None:
+        """See `Chat.read`. An output item is a message or reasoning; tools are never offered."""
+        if not isinstance(answer.get("output"), list):
+            return None
+        status, items = _words(answer.get("status")), _tables(answer["output"])
+        if status in ("failed", "cancelled"):
+            return _words(_table(answer.get("error")).get("message")) or status
+        messages = [part for item in items if item.get("type") == "message" for part in _tables(item.get("content"))]
+        thoughts = [
+            part
+            for item in items
+            if item.get("type") == "reasoning"
+            for part in _tables(item.get("summary")) + _tables(item.get("content"))
+        ]
+        usage = read_usage(answer.get("usage"), "input_tokens", "output_tokens")
+        reason = "stop" if status == "completed" else status
+        if status == "incomplete":
+            why = _words(_table(answer.get("incomplete_details")).get("reason"))
+            reason = FINISH.get(why or "", why)
+        # llama.cpp calls an answer completed that ran into its limit.
+        if reason == "stop" and limit and (usage.output_tokens or 0) >= limit:
+            reason = "length"
+        texts, refusals = ([_words(part.get(key)) or "" for part in messages] for key in ("text", "refusal"))
+        return Reply(
+            text="".join(texts) or "".join(refusals),
+            reasoning="\n\n".join(text for part in thoughts if (text := _words(part.get("text")))),
+            finish_reason=reason,
+            model=_words(answer.get("model")) or asked_model,
+            usage=usage,
+            provider="responses",
+            provider_request_id=_words(answer.get("id")),
+            latency_s=None,
+        )
+
+
+WIRES: dict[Api, Chat | Responses] = {"chat": Chat(), "responses": Responses()}
 OWN_URL = "https://api.openai.com/v1"
 OWN_HOST = "api.openai.com"
 ADDRESS = "--base-url or OPENAI_BASE_URL"
@@ -71,7 +192,7 @@ class OpenAIProvider:
         import openai
 
         start = time.monotonic()
-        with self.told(f"model {request.model!r}, or no {self._wire.noun}s"):
+        with self.explained(f"model {request.model!r}, or no {self._wire.noun}s"):
             try:
                 unproxied = openai.DefaultAsyncHttpxClient(trust_env=False) if self._is_near else None
                 own_client = openai.AsyncOpenAI(http_client=unproxied, **self._client_options())
@@ -89,7 +210,7 @@ class OpenAIProvider:
         return openai.OpenAI(http_client=unproxied, **self._client_options())
 
     @contextmanager
-    def told(self, wanted: str) -> Iterator[None]:
+    def explained(self, wanted: str) -> Iterator[None]:
         """Turn the client's errors into `ProviderError`; `wanted` is what a server may lack, in a few words."""
         import openai
 
@@ -124,17 +245,20 @@ class OpenAIProvider:
         }
 
     def _read(self, answer: Any, request: Request, latency_s: float) -> Reply:
+        import openai
+
         # Any JSON object comes back from the client as an answer with empty fields.
-        if not self._wire.is_answer(answer):
+        if not isinstance(answer, openai.BaseModel):
             raise self._no_answer()
         plain = json.loads(self._without_key(json.dumps(answer.to_dict(warnings=False), default=str)))
-        if (why := self._wire.failure(plain)) is not None:
-            raise self._error(f"could not finish the answer ({_one_line(why)}); try again later", retryable=True)
-        request_id = None if answer._request_id is None else self._without_key(answer._request_id)
-        reply = self._wire.read(plain, request, request_id, latency_s)
+        reply = self._wire.read(plain, request.model, request.max_tokens)
         if reply is None:
             raise self._no_answer()
-        return reply
+        if isinstance(reply, str):
+            raise self._error(f"could not finish the answer ({_one_line(reply)}); try again later", retryable=True)
+        request_id = getattr(answer, "_request_id", None)
+        own = {} if request_id is None else {"provider_request_id": self._without_key(request_id)}
+        return Reply.model_validate(reply.model_dump() | {"latency_s": latency_s, **own})
 
     def _refused(self, error: "openai.APIStatusError", wanted: str) -> ProviderError:
         status = error.status_code
@@ -217,270 +341,14 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())[:300]
 
 
+def proxy_for(address: str) -> str:
+    """Find the proxy that the environment names for an address, without credentials; empty where it names none."""
+    parts, proxies = urlsplit(address), getproxies_environment()
+    named = proxies.get(parts.scheme) or proxies.get("all") or ""
+    if not named or proxy_bypass(parts.hostname or ""):
+        return ""
+    return urlsplit(named if "//" in named else f"//{named}").netloc.rpartition("@")[2]
+
+
 def provider(options: ProviderOptions, run: RunRecord) -> Provider:
     return OpenAIProvider(options.server)
-
-
-class Lenient(BaseModel):
-    """A part of a server's answer: what is not named here is let pass."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _cost(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-Count = Annotated[int | None, BeforeValidator(_count)]
-"""A number of tokens; None where the server left it out or sent something else."""
-Words = Annotated[str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)]
-
-
-class Message(Lenient):
-    """Reasoning stands in `reasoning_content` (DeepSeek, older vLLM) or in `reasoning` (OpenRouter, newer vLLM)."""
-
-    content: str | None = None
-    refusal: Words = None
-    reasoning: Words = None
-    reasoning_content: Words = None
-
-
-class ChatChoice(Lenient):
-    message: Message
-    finish_reason: Words = None
-
-
-class Details(Lenient):
-    cached_tokens: Count = None
-    cache_write_tokens: Count = None
-    reasoning_tokens: Count = None
-
-
-class UsageForm(Lenient):
-    def told(self, as_sent: str) -> Usage:
-        """In our words; `as_sent` is the whole object as JSON."""
-        raise NotImplementedError
-
-
-class ChatUsage(UsageForm):
-    """`cost` is OpenRouter's; `prompt_cache_hit_tokens` is DeepSeek's word for cached tokens."""
-
-    prompt_tokens: Count = None
-    completion_tokens: Count = None
-    prompt_tokens_details: Details | None = None
-    completion_tokens_details: Details | None = None
-    prompt_cache_hit_tokens: Count = None
-    cost: Annotated[float | None, BeforeValidator(_cost)] = None
-
-    def told(self, as_sent: str) -> Usage:
-        inside, outside = self.prompt_tokens_details or Details(), self.completion_tokens_details or Details()
-        hits = self.prompt_cache_hit_tokens
-        return Usage(
-            input_tokens=self.prompt_tokens,
-            cached_tokens=hits if inside.cached_tokens is None else inside.cached_tokens,
-            cache_write_tokens=inside.cache_write_tokens,
-            output_tokens=self.completion_tokens,
-            reasoning_tokens=outside.reasoning_tokens,
-            cost_usd=self.cost,
-            raw=as_sent,
-        )
-
-
-class Completion(Lenient):
-    choices: tuple[ChatChoice, ...] = Field(min_length=1)
-    id: Words = None
-    model: Words = None
-
-
-def read_usage(raw: object, form: type[UsageForm] = ChatUsage) -> Usage:
-    """The usage object in our words; whatever it does not say, or says in a strange way, is None."""
-    if not isinstance(raw, dict):
-        return Usage()
-    as_sent = json.dumps(raw, default=str)
-    try:
-        return form.model_validate(raw).told(as_sent)
-    except ValidationError:
-        return Usage(raw=as_sent)
-
-
-def read_reply(answer: dict[str, Any], *, asked_model: str, request_id: str | None, latency_s: float) -> Reply | None:
-    """The reply in a server's answer; None where the answer is no chat completion."""
-    try:
-        completion = Completion.model_validate(answer)
-    except ValidationError:
-        return None
-    choice = completion.choices[0]
-    message = choice.message
-    return Reply(
-        text=message.content or message.refusal or "",
-        reasoning=message.reasoning or message.reasoning_content or "",
-        finish_reason=choice.finish_reason,
-        model=completion.model or asked_model,
-        usage=read_usage(answer.get("usage")),
-        provider="openai",
-        provider_request_id=request_id or completion.id,
-        latency_s=latency_s,
-    )
-
-
-LENGTH, FILTER = "max_output_tokens", "content_filter"
-FINISH = {LENGTH: "length", FILTER: "content_filter"}
-"""Why an answer is incomplete, in the words of chat completions."""
-BROKEN = {"failed", "cancelled"}
-
-
-def _parts(value: object) -> object:
-    return [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
-
-
-class ContentPart(Lenient):
-    type: Words = None
-    text: Words = None
-    refusal: Words = None
-
-
-Parts = Annotated[tuple[ContentPart, ...], BeforeValidator(_parts)]
-
-
-class Item(Lenient):
-    """One thing that the model put out: a message or its reasoning; tools are never offered to it."""
-
-    type: Words = None
-    content: Parts = ()
-    summary: Parts = ()
-
-
-class Trouble(Lenient):
-    reason: Words = None
-    message: Words = None
-
-
-class ResponsesUsage(UsageForm):
-    """llama.cpp sends None for details that it does not know."""
-
-    input_tokens: Count = None
-    output_tokens: Count = None
-    input_tokens_details: Details | None = None
-    output_tokens_details: Details | None = None
-
-    def told(self, as_sent: str) -> Usage:
-        inside, outside = self.input_tokens_details or Details(), self.output_tokens_details or Details()
-        return Usage(
-            input_tokens=self.input_tokens,
-            cached_tokens=inside.cached_tokens,
-            cache_write_tokens=inside.cache_write_tokens,
-            output_tokens=self.output_tokens,
-            reasoning_tokens=outside.reasoning_tokens,
-            raw=as_sent,
-        )
-
-
-class ResponseObject(Lenient):
-    output: tuple[Item, ...]
-    status: Words = None
-    id: Words = None
-    model: Words = None
-    incomplete_details: Trouble | None = None
-    error: Trouble | None = None
-
-    @property
-    def finish_reason(self) -> str | None:
-        """`stop`, `length` or `content_filter`, else what the server says."""
-        if self.status == "incomplete":
-            reason = self.incomplete_details.reason if self.incomplete_details else None
-            return FINISH.get(reason or "", reason)
-        return "stop" if self.status == "completed" else self.status
-
-
-def _response(answer: dict[str, Any]) -> ResponseObject | None:
-    try:
-        return ResponseObject.model_validate(answer)
-    except ValidationError:
-        return None
-
-
-class Chat:
-    """`/chat/completions`."""
-
-    noun = "chat completion"
-
-    def arguments(self, request: Request, is_own: bool) -> dict[str, Any]:
-        """The request as arguments of the client; `is_own` where OpenAI itself is asked."""
-        # OpenAI's newer models refuse max_tokens; most other servers know nothing else.
-        limit = "max_completion_tokens" if is_own else "max_tokens"
-        message = {"role": "user", "content": request.prompt}
-        options = _given({"temperature": request.temperature, limit: request.max_tokens})
-        return {"model": request.model, "messages": [message], **options}
-
-    async def send(self, client: "openai.AsyncOpenAI", arguments: dict[str, Any]) -> Any:
-        return await client.chat.completions.create(**arguments)
-
-    def is_answer(self, answer: Any) -> bool:
-        from openai.types.chat import ChatCompletion
-
-        return isinstance(answer, ChatCompletion)
-
-    def failure(self, plain: dict[str, Any]) -> str | None:
-        """None: a chat completion can not say that it failed."""
-        return None
-
-    def read(self, plain: dict[str, Any], request: Request, request_id: str | None, latency_s: float) -> Reply | None:
-        """The reply to `request`; None where the answer is of another form."""
-        return read_reply(plain, asked_model=request.model, request_id=request_id, latency_s=latency_s)
-
-
-class Responses:
-    """`/responses`: what OpenAI's reasoning models are best asked through. Nothing is kept on the server."""
-
-    noun = "response"
-
-    def arguments(self, request: Request, is_own: bool) -> dict[str, Any]:
-        options = _given({"temperature": request.temperature, "max_output_tokens": request.max_tokens})
-        kept = {"store": False} if is_own else {}
-        return {"model": request.model, "input": request.prompt, **options, **kept}
-
-    async def send(self, client: "openai.AsyncOpenAI", arguments: dict[str, Any]) -> Any:
-        return await client.responses.create(**arguments)
-
-    def is_answer(self, answer: Any) -> bool:
-        from openai.types.responses import Response
-
-        return isinstance(answer, Response)
-
-    def failure(self, plain: dict[str, Any]) -> str | None:
-        found = _response(plain)
-        if found is None or found.status not in BROKEN:
-            return None
-        return (found.error.message if found.error else None) or found.status
-
-    def read(self, plain: dict[str, Any], request: Request, request_id: str | None, latency_s: float) -> Reply | None:
-        found = _response(plain)
-        if found is None:
-            return None
-        messages = [part for item in found.output if item.type == "message" for part in item.content]
-        thoughts = [part for item in found.output if item.type == "reasoning" for part in item.summary + item.content]
-        usage, reason = read_usage(plain.get("usage"), ResponsesUsage), found.finish_reason
-        # llama.cpp calls an answer completed that ran into its limit.
-        if reason == "stop" and request.max_tokens and (usage.output_tokens or 0) >= request.max_tokens:
-            reason = "length"
-        return Reply(
-            text="".join(part.text or "" for part in messages) or "".join(part.refusal or "" for part in messages),
-            reasoning="\n\n".join(part.text for part in thoughts if part.text),
-            finish_reason=reason,
-            model=found.model or request.model,
-            usage=usage,
-            provider="responses",
-            provider_request_id=request_id or found.id,
-            latency_s=latency_s,
-        )
-
-
-WIRES: dict[Api, Chat | Responses] = {"chat": Chat(), "responses": Responses()}
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
