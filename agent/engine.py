@@ -1,7 +1,7 @@
 """The search for one problem: decide, ask, extract, judge, keep; each step committed to the log before the next.
 
-The engine holds nothing that the log does not: it starts by folding the log, so a new search and one that goes on
-after a kill are the same code. It judges nothing itself.
+The engine holds nothing that the log does not: it starts by folding the log, so a new search and one that continues
+after a kill are the same code.
 """
 
 import asyncio
@@ -227,7 +227,7 @@ class _Search:
         self.running.add(asyncio.create_task(work))
 
     async def attempt(self, number: int) -> None:
-        """Do what is left of an attempt: answer, extract and judge, each logged before the next."""
+        """Do the remaining steps of an attempt: answer, extract and judge, each logged before the next."""
         if self.view.attempt(number).ask.role != "tune":
             await self.answer(number)
         attempt = self.view.attempt(number)
@@ -328,7 +328,7 @@ class _Search:
             self.journal.write(Kept(problem=name, attempt=best.number, speedup=best.standing, previous=kept))
 
     def conclude(self) -> None:
-        """Log why the search ends; raise what ended it, unless it is an ordinary end."""
+        """Log why the search ends; raise the error that ended it, unless the end is an ordinary one."""
         fault: AtFault | None = None
         match self.trouble:
             case NoMoreAnswers() | None:
@@ -352,7 +352,7 @@ class _Search:
 
 
 def _gravity(trouble: BaseException | None) -> int:
-    """Of several troubles the gravest ends the search, and the first of those alike."""
+    """Rank errors: of several the gravest ends the search, and the first of those alike."""
     match trouble:
         case None:
             return 0
@@ -366,10 +366,10 @@ def _gravity(trouble: BaseException | None) -> int:
 
 
 def next_to_confirm(view: View, count: int) -> Attempt | None:
-    """The attempt to judge afresh now: the `count` fastest, and then whichever is best without it; None at the end.
+    """Choose the attempt to re-evaluate now: the `count` fastest, then the best without a second verdict.
 
-    Where one attempt alone is right there was no choice that luck could have made; but a best that was measured only
-    well enough to choose is judged afresh in any case.
+    None at the end. Where only one attempt passed, luck cannot have chosen it; but a best that was not measured at full
+    effort is re-evaluated in any case.
     """
     done = sum(1 for attempt in view.attempts if attempt.confirmed is not None and not attempt.same_as)
     open_ones = [attempt for attempt in view.ranked if attempt.confirmed is None]
@@ -396,7 +396,7 @@ class PreparedAsk(NamedTuple):
 
 @dataclass(frozen=True)
 class Decider:
-    """Decides for one problem; keeps nothing between calls."""
+    """The decisions for one problem. Pure: it keeps nothing between calls."""
 
     problem: Problem
     config: SearchConfig
@@ -407,7 +407,7 @@ class Decider:
     """A further reason to stop, such as the budget of all problems together."""
 
     def decide(self, view: View, room: int) -> list[PreparedAsk] | Stop:
-        """At most `room` asks; none to wait; or the end, which counts once nothing is pending."""
+        """Decide on at most `room` asks; none to wait; or the end, which counts once nothing is pending."""
         reason = near_floor(view, self.config.near_floor) or self.limit(view)
         reason = reason or exceeded(self.config.budget, spent(view, self.prices))
         if reason is not None:
@@ -495,7 +495,7 @@ _STARTS_OVER = re.compile(r"^```python\b[^`]*?^(?:import|from) ", re.MULTILINE |
 
 
 def read(reply: Reply, second: Reply | None = None) -> Extraction | NotExtracted:
-    """What a reply offers; with the second half of one that was cut off, or the shorter one given instead."""
+    """Extract from a reply; with `second`, the rest of one that was cut off, or the shorter one given instead."""
     if second is None:
         return extract(reply.text, reasoning=reply.reasoning, truncated=reply.finish_reason == CUT_OFF)
     cut = second.finish_reason == CUT_OFF
@@ -522,7 +522,7 @@ def noted(problem: str, attempt: Attempt, log: RunLog) -> Noted:
 
 
 def extracted(attempt: Attempt, view: View, log: RunLog) -> tuple[CandidateExtracted | NoCandidate, list[str]]:
-    """The event of finding the attempt's candidate, in its replies or by other constants in its parent's; and texts."""
+    """Find the attempt's candidate, in its replies or by other constants in its parent's; the event and its texts."""
     if attempt.ask.role == "tune":
         parent = view.attempt(attempt.ask.parent or 0).candidate
         assert parent is not None, "only candidates are tuned"

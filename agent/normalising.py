@@ -1,7 +1,7 @@
-"""Two sources that differ in local names, comments and layout alone are one program: a digest that they share.
+"""Digests that sources share if they differ only in local names, comments and layout.
 
-Cautious on purpose: a name is replaced only where it is surely local, since a false match would lend a candidate the
-verdict of another. What looks like C++ in a string constant is normalised as such.
+A name is replaced only where it is surely local, since a false match would give a candidate the verdict of another. A
+string constant that looks like C++ is normalised as C++.
 """
 
 import ast
@@ -28,9 +28,9 @@ _TYPE = re.compile(
 
 
 def normal_digest(source: str) -> str:
-    """sha256 that sources share which differ only in local names, comments, docstrings and layout, as 64 hex digits.
+    """Hash a source without local names, comments, docstrings and layout, as 64 hex digits of sha256.
 
-    A source that is no Python counts as it stands.
+    A source that is not Python is hashed as it is.
     """
     try:
         tree = parse_module(source)
@@ -44,7 +44,7 @@ def normal_digest(source: str) -> str:
 
 @lru_cache(maxsize=1024)
 def is_copy(source: str, reference: str) -> bool:
-    """Whether all that a candidate defines beside its inputs is the reference's, or derives from it as it is."""
+    """Tell whether a candidate defines, inputs aside, only what the reference defines or what derives from it."""
     try:
         own, known = _definitions(source), _definitions(f"{reference}\nclass Model(Model): pass\nModel = Model")
     except (SyntaxError, ValueError, RecursionError):
@@ -61,7 +61,7 @@ def _definitions(source: str) -> set[str]:
 
 
 def _dumped(part: object) -> str:
-    """A tree as text, the same under every Python: as `ast.dump` of 3.12 has it.
+    """Write a tree as text, the same under every Python: as `ast.dump` of 3.12 has it.
 
     Before it, functions and classes have no `type_params`; after it, empty lists are left out; its first releases add
     empty text to an f-string's format.
@@ -73,12 +73,12 @@ def _dumped(part: object) -> str:
     fields = [(name, getattr(part, name, None)) for name in part._fields]
     if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and "type_params" not in part._fields:
         fields.append(("type_params", []))
-    told = [
+    written = [
         f"{name}={_dumped(value)}"
         for name, value in fields
         if value is not None or getattr(type(part), name, ...) is not None
     ]
-    return f"{type(part).__name__}({', '.join(told)})"
+    return f"{type(part).__name__}({', '.join(written)})"
 
 
 class _Plain(ast.NodeTransformer):
@@ -104,7 +104,7 @@ class _Plain(ast.NodeTransformer):
 
 
 def normal_c(source: str) -> str:
-    """C++ without comments and layout, its surely local variables numbered by their first appearance."""
+    """Write C++ without comments and layout, its local variables numbered by their first appearance."""
     tokens = [token.strip() for token in _C_TOKEN.findall(source) if not token.startswith(("//", "/*"))]
     kept_lines = " ".join(token for token in tokens if token.startswith(("#", '"')))
     members = {name for before, name in itertools.pairwise(tokens) if before in {".", "->", "::"}}
@@ -116,7 +116,7 @@ def normal_c(source: str) -> str:
 
 
 def _declared(tokens: list[str]) -> Iterator[str]:
-    """Names right behind a type, and not called: `float x`, `const float* x`, `int64_t i`."""
+    """Yield names directly behind a type, and not called: `float x`, `const float* x`, `int64_t i`."""
     for at in range(1, len(tokens)):
         name, after = tokens[at], tokens[at + 1] if at + 1 < len(tokens) else ""
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or _is_type(name) or after in {"(", "::", "<"}:

@@ -1,7 +1,7 @@
-"""A recorded run, done again without network and judge: every decision is made afresh and must come out the same.
+"""Replay of a recorded run without network and judge: every decision is made again and must come out the same.
 
-What the world said is taken from the record: replies, verdicts, quick times, failures. What we made of it is not: asks,
-prompts, candidates, duplicates, the best. So a replay proves that the record explains itself.
+Inputs are taken from the record: replies, verdicts, quick times, failures. The rest is derived again: decisions,
+prompts, candidates, duplicates, the best. So a replay proves that the record is complete.
 """
 
 from collections import defaultdict, deque
@@ -37,7 +37,7 @@ Made = tuple[Body, list[str]]
 
 
 class ReplayDiffers(Exception):
-    """What was made again is not what is recorded; the message is one sentence that names the first difference."""
+    """A replayed event that differs from the recorded one; the message is one sentence that names the difference."""
 
 
 class Replay(Record):

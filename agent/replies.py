@@ -1,4 +1,9 @@
-"""The places of a text where a program may stand, fenced blocks and raw code, and each of them as a Python module."""
+"""Extraction of the candidate's source from a model's reply, or the reason why there is none. It runs nothing.
+
+The last block that parses and defines the entry class wins: after the reasoning first, then inside it. A reply that was
+cut off yields no draft in place of its missing answer. But where it holds only prose around complete blocks, the last
+of them, which may be a draft, is taken with a warning.
+"""
 
 import ast
 import keyword
@@ -32,7 +37,7 @@ class Block:
 
     text: str
     origin: str
-    """Where it stood, as a reader would say it: `fenced block`."""
+    """Its kind, for readers: `fenced block`."""
     start: int
     end: int
     """Offsets of the block with its fences in the text that was read."""
@@ -41,7 +46,6 @@ class Block:
 
     @property
     def is_python(self) -> bool:
-        """Whether it has a line of Python."""
         return _CODE_LINE.search(self.text) is not None
 
 
@@ -118,18 +122,18 @@ class Module:
 
     @cached_property
     def bindings(self) -> tuple[Binding, ...]:
-        """What its own level gives a meaning."""
+        """The bindings of its top level."""
         return tuple(bindings(top_level(self.tree)))
 
     @property
     def imports_torch(self) -> bool:
-        """Whether it can stand by itself as far as its imports show."""
+        """Whether it is complete as far as its imports show."""
         return bool(re.search(r"^[ \t]*(?:import|from)[ \t][^#\n]*\btorch\b", self.source, re.MULTILINE))
 
     def defines(self, entry: str) -> bool:
         """Tell whether the top level has a class of that name, or assigns something to it.
 
-        The scan takes an import and a function too. In a reply an import is the use of what stands elsewhere.
+        The scan takes an import and a function too. In a reply an import only uses a definition from elsewhere.
         """
         return any(binding.name == entry and binding.kind in ("class", "value") for binding in self.bindings)
 
@@ -145,9 +149,9 @@ class Broken(NamedTuple):
 PARSE_ALLOWANCE = 2_000_000
 """Characters that one extraction parses in all: some four seconds at worst, and far above any honest reply."""
 MOST_CUTS = 8
-"""How often a text is cut at its first error in search of a prefix that parses."""
+"""Cuts of a text at its first error in search of a prefix that parses."""
 FILENAME = "<kernelwright reply>"
-"""Stands for a reply where Python names the file that it parses."""
+"""The name of a reply where Python names the file that it parses."""
 
 
 class Parser:
@@ -172,7 +176,7 @@ class Parser:
         return isinstance(self.read(source), Module)
 
     def trimmed(self, text: str) -> Module | Broken:
-        """Parse a text up to where prose begins; what is left out must be prose."""
+        """Parse a text up to where prose begins; the rest must be prose."""
         kept, outcome = text, self.read(text)
         for _ in range(MOST_CUTS):
             if isinstance(outcome, Module):
@@ -188,7 +192,7 @@ _FILTERING = threading.Lock()
 
 
 def _keep_quiet() -> None:
-    """Ignore what Python warns of in parsed replies, under their own filename and nowhere else.
+    """Ignore Python's warnings of parsed replies, under their own filename and nowhere else.
 
     The filter stays, since `catch_warnings` changes what all threads see and two of them can restore each other's.
     """
@@ -222,7 +226,7 @@ def _before_line(text: str, line: int) -> str:
 
 
 def is_prose(text: str) -> bool:
-    """Tell whether the first line of a text is no code: a sentence, a heading, a fence, or nothing."""
+    """Tell whether a text does not begin with code but with a sentence, a heading, a fence, or nothing."""
     line = text.strip().partition("\n")[0][:400]
     if not line or line.startswith(("```", "~~~", "**", "- ", "* ", "<", "---")):
         return True
@@ -252,22 +256,22 @@ def breaks_off(source: str, error: Broken) -> bool:
 
 
 class Extraction(Record):
-    """What a reply offers."""
+    """The candidate that a reply offers."""
 
     source: str
     how: str
-    """Where it stood and which of how many it was, for a person to read."""
+    """Its place and its number among others, for a person to read."""
     language: Language
     warnings: tuple[str, ...] = ()
-    """What is odd about the reply or the source; none keeps it from being judged."""
+    """Oddities of the reply or the source; none keeps it from being judged."""
 
 
 class NotExtracted(Record):
-    """Why a reply offers nothing."""
+    """The reason why a reply offers no candidate."""
 
     kind: Literal["no_code", "truncated", "syntax_error", "no_entry_point", "refusal"]
     detail: str
-    """One or two sentences for a repair prompt: the line at fault, or what was found instead."""
+    """One or two sentences for a repair prompt: the line at fault, or what else was found."""
 
 
 def extract(
@@ -275,8 +279,8 @@ def extract(
 ) -> Extraction | NotExtracted:
     """Find the source that `reply` offers as its final answer.
 
-    `reasoning` is what the provider returned in a field apart; code in it counts only where the reply has none.
-    `truncated` says that the provider stopped at its length limit. Takes any text, in linear time, and never raises.
+    `reasoning` is from a field of its own; code in it counts only where the reply has none. `truncated` says that the
+    provider stopped at its length limit. Takes any text, in linear time, and never raises.
     """
     parser = Parser()
     parts = [*_split(normalised(reply), parser), ("in the separate reasoning", normalised(reasoning))]
@@ -297,7 +301,7 @@ MOST_TAGS = 64
 """Tags of reasoning that are looked at."""
 _WORDS = "(?:think|thinking|thought|thoughts|reasoning|seed:think)"
 _CLOSING = re.compile(rf"(?<![^`][`\"'])(?:</{_WORDS}>|\[/THINK\]|◁/think▷|<\|END_THINKING\|>)", re.IGNORECASE)
-"""A closing tag, unless a single quotation mark stands before it."""
+"""A closing tag, unless a single quotation mark is before it."""
 _OPENING = re.compile(rf"^[ \t]*(?:<{_WORDS}>|\[THINK\]|◁think▷|<\|START_THINKING\|>)", re.IGNORECASE | re.MULTILINE)
 _CHANNEL = re.compile(r"<\|channel\|>[ \t]*(\w+)[^<\n]*<\|message\|>", re.IGNORECASE)
 _CONTROL = re.compile(r"<\|(?:start|end|message|channel|return|im_start|im_end|eot_id|endoftext)\|>")
@@ -305,14 +309,14 @@ IN_REPLY, AFTER_REASONING, NEVER_CLOSES = "in the reply", "after the reasoning",
 
 
 def normalised(text: str) -> str:
-    """Make `\\n` its only newline, take byte order marks and control tokens out, turn channels into think tags."""
+    """Make `\\n` the only newline, drop byte order marks and control tokens, replace channels by think tags."""
     text = text[-LONGEST_REPLY:].replace("\ufeff", "").replace("\r\n", "\n").replace("\r", "\n")
     text = _CHANNEL.sub(lambda match: "\n</think>\n" if match[1].lower() == "final" else "\n<think>\n", text)
     return _CONTROL.sub("\n", text)
 
 
 def _split(text: str, parser: Parser) -> Iterator[tuple[str, str]]:
-    """Yield the answer, then the reasoning: what a tag behind it opens, then what the last closing tag ends."""
+    """Yield the answer, then the reasoning: behind a tag that opens after it, then before the last closing tag."""
     has_tags = _CLOSING.search(text) or _OPENING.search(text)
     closed = [block for block in fenced_blocks(text, parser) if block.closed] if has_tags else []
     closing = list(_CLOSING.finditer(text))[: -MOST_TAGS - 1 : -1]
@@ -337,7 +341,7 @@ class Program(NamedTuple):
     block: Block
     module: Module
     closed: bool
-    """Whether something shows where the model meant the code to end."""
+    """A fence or a marker shows where the model meant the code to end."""
     parts: int = 1
     """Blocks that the module was put together from."""
 
@@ -349,7 +353,7 @@ MOST_RAW_STARTS = 20
 
 @dataclass
 class Zone:
-    """Part of a reply, such as the answer; what does not parse is kept in `failures`, the last block first."""
+    """Part of a reply, such as the answer; `failures` holds blocks that do not parse, the last one first."""
 
     place: str
     text: str
@@ -359,12 +363,11 @@ class Zone:
 
     @property
     def is_answer(self) -> bool:
-        """Whether it is no reasoning."""
+        """Whether it is the answer rather than reasoning."""
         return self.place in (IN_REPLY, AFTER_REASONING)
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """The fenced blocks."""
         return fenced_blocks(self.text, self.parser)
 
     @cached_property
@@ -409,7 +412,7 @@ class Zone:
         return program._replace(module=joined, parts=len(parts) + 1) if isinstance(joined, Module) else program
 
     def cut_by_provider(self) -> str | None:
-        """Say where the provider stopped the reply; None where the final answer was whole by then."""
+        """Say where the provider stopped the reply; None where the final answer was complete by then."""
         if not self.is_answer:
             return "The reply was cut off before an answer followed the reasoning."
         for block in self.blocks:
@@ -470,7 +473,7 @@ _C_LINE = re.compile(r"__global__|^[ \t]*#include\b|\btorch::Tensor\b", re.MULTI
 
 
 def _diagnosed(zones: Sequence[Zone], entry: str) -> NotExtracted:
-    """Say what is wrong with a reply that offers nothing; the zones come in the order of preference."""
+    """Diagnose a reply that offers no candidate; the zones come in the order of preference."""
     for block, error in (zone.failures[0] for zone in zones if zone.failures):
         what = f"The last {block.origin} that names {entry} has a syntax error"
         detail = f"{what} on line {error.line}, {error.text!r}: {error.message}."
@@ -488,7 +491,7 @@ def _diagnosed(zones: Sequence[Zone], entry: str) -> NotExtracted:
 
 
 def _other_code(zone: Zone) -> str:
-    """Name what code a zone holds in place of the entry class; empty where it holds none."""
+    """Name the code that a zone holds in place of the entry class; empty where it holds none."""
     blocks = [one for one in (*zone.blocks[-MOST_PARTS:], raw_block(zone.text, 0, zone.blocks)) if one]
     modules = [read for block in blocks if isinstance(read := zone.parser.trimmed(block.text), Module)]
     bindings = [binding for module in modules for binding in module.bindings]

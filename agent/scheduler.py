@@ -1,6 +1,6 @@
-"""Many problems in one run: several searched at once, and attempts that some leave unspent given to others.
+"""Many problems in one run: several searched concurrently, and unspent attempts of some given to others.
 
-What is known of a problem that is not being searched is a few numbers; its log stays on disk.
+A problem that is not being searched takes a few numbers in memory; its log stays on disk.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ from kernelwright.sandbox.verdict.settings import SCREEN, CompileMode, JudgingEf
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
 
 GRANT = 4
-"""Attempts that are handed over at once."""
+"""Attempts in one transfer."""
 RECENT = 6
 LACKING = 3
-"""Problems that one after the other, without a verdict between them, end for want of the machine: then it is broken."""
+"""Successive problems without a verdict after which the machine counts as broken."""
 UNKNOWN_ROOM = math.log(2)
-"""The room to the floor, as a logarithm, where the floor is not known: enough for a gain of two."""
+"""The distance to the roofline, as a logarithm, where that is unknown: enough for a gain of two."""
 
 
 class EndedSearch(NamedTuple):
@@ -52,15 +52,15 @@ class EndedSearch(NamedTuple):
     left: int
     """Attempts of its own budget that it did not spend; negative where it was granted some."""
     hungry: bool
-    """Whether it ended for want of attempts."""
+    """It ended for want of attempts."""
     expected_gain: float
 
 
 class SearchErrors:
-    """What ended searches of a run, told apart: a problem's own trouble, or one of the run as a whole.
+    """Errors that ended searches of a run: those of a problem, and those of the run.
 
-    A machine that lacks something may lack it for one problem alone, such as memory. It is taken for broken where
-    `LACKING` problems end so one after the other, or where none of the run had a verdict.
+    A machine may lack something for one problem alone, such as memory. It counts as broken where `LACKING` successive
+    problems end so, or where no problem of the run had a verdict.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class SearchErrors:
             self._lacking.clear()
 
     def take(self, errors: Iterable[BaseException | None]) -> None:
-        """What ended some searches; raises the first error that concerns the run."""
+        """Take in the errors that ended some searches; raise the first one that concerns the run."""
         others: list[BaseException] = []
         for error in errors:
             match error:
@@ -91,7 +91,7 @@ class SearchErrors:
             raise others[0]
 
     def conclude(self) -> None:
-        """At the run's end: raise what kept it from being done."""
+        """At the run's end, raise the error that kept it from being complete."""
         if self._waits is not None:
             raise self._waits
         if self._lacking and not self._judged:
@@ -104,16 +104,15 @@ class Scheduler:
     config: SearchConfig
     parts_for: Callable[[Problem], Parts]
     ended: Callable[[Problem], None] = lambda problem: None
-    """Called each time that the search for a problem has ended: to keep its best, to free what it holds."""
+    """Called each time that the search for a problem has ended: to keep its best and free its resources."""
     accounts: dict[str, EndedSearch] = field(default_factory=dict)
     troubles: SearchErrors = field(default_factory=SearchErrors)
 
     async def search(self, problems: Sequence[Problem]) -> None:
-        """Search for all of them; the first error ends the run once it is raised, and what is in flight is dropped.
+        """Search for all of them. The first error ends the run, and running searches are dropped.
 
-        Two kinds of error concern their own problem alone. One whose answers are to come later: `AnswerPending` is
-        raised at the end. One that can not be judged, as its search has logged; see `SearchErrors` for what is the
-        machine's.
+        Two kinds of error concern one problem alone: `AnswerPending`, which is raised at the end, and a problem that
+        cannot be judged, which its search has logged. See `SearchErrors` for errors of the machine.
         """
         purse = SharedBudget(self.config.batch, load_prices(self.config.prices))
         lore = IdeaStatistics(self.log, self.config)
@@ -150,7 +149,7 @@ class Scheduler:
         self.accounts[problem.name] = account(problem, view, parts.config)
 
     def _next(self, queue: list[Problem]) -> Problem | None:
-        """The next problem in line; after these, the one to which unspent attempts are best given."""
+        """Choose the next problem of the queue; after these, the one to give unspent attempts to."""
         if queue:
             return queue.pop(0)
         pool = sum(account.left for account in self.accounts.values())
@@ -178,7 +177,7 @@ class SharedBudget:
             self._by_problem[view.problem] = spent(view, self._prices)
 
     def limit(self, view: View) -> str | None:
-        """Why nothing more may be asked; the wall seconds are those of this process."""
+        """Say why no more may be asked; the wall seconds are those of this process."""
         if self._budget == Budget():
             return None
         self.note(view)
@@ -198,7 +197,7 @@ def account(problem: Problem, view: View, config: SearchConfig) -> EndedSearch:
 
 
 def expected_gain(view: View, config: SearchConfig) -> float:
-    """Room to the floor, as a logarithm, times the share of recent attempts that gained."""
+    """Multiply the distance to the roofline, as a logarithm, by the share of recent attempts that gained."""
     earned = list(gains(view).values())[-RECENT:]
     share = (sum(gain > math.log1p(config.gain) for gain in earned) + 1) / (len(earned) + 3)
     times = times_the_floor(view, config.near_floor)
@@ -210,18 +209,16 @@ def views_of(log: RunLog) -> list[View]:
 
 
 class ExecutorEvaluator:
-    """The engine's `Evaluator` on a dispatcher. Its device's conditions are those of every verdict."""
+    """The engine's `Evaluator` on a dispatcher."""
 
     def __init__(self, dispatcher: Dispatcher, compiled: Sequence[CompileMode] = (), kept: Store | None = None) -> None:
-        """`compiled`: modes of torch.compile that the executor's settings name. `kept`: where what was measured of a
-        problem under the same conditions is looked for first.
-        """
+        """`compiled`: modes of torch.compile that the executor's settings name. `kept`: a store of earlier times."""
         self._dispatcher, self._compiled, self._kept = dispatcher, compiled, kept
 
     async def evaluate(
         self, problem: Problem, candidate: Candidate, *, fresh: bool = False, beat: float | None = None
     ) -> Verdict:
-        """The verdict; `MachineError` or `BrokenProblem` where none is possible."""
+        """Judge a candidate. Raises `MachineError` or `BrokenProblem` where no verdict is possible."""
         effort: JudgingEffort | None = "rank" if fresh else None
         return await self._verdict(Work(problem=problem, candidate=candidate, fresh=fresh, effort=effort, beat=beat))
 
@@ -247,7 +244,7 @@ class ExecutorEvaluator:
             raise (broken if error.whole_problem else MachineError)(str(error)) from None
 
     async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
-        """Median ms of a check of each, one after the other; None where one failed."""
+        """Check each, one after the other, for its median ms; None where one failed."""
         return [await self._checked_ms(Work(problem=problem, candidate=candidate)) for candidate in candidates]
 
     async def _checked_ms(self, work: Work) -> float | None:
@@ -262,9 +259,9 @@ class ExecutorEvaluator:
 
 
 def measuring(problem: Problem, compiled: Sequence[CompileMode]) -> Work:
-    """What finds out how long PyTorch takes: the reference, screened, or judged as briefly beside torch.compile.
+    """Make the job that measures PyTorch: the reference, screened, or judged as briefly with torch.compile.
 
-    PyTorch's own operators are what is measured, whatever a candidate may use.
+    It may use PyTorch's operators even where candidates may not.
     """
     return Work(
         problem=problem.model_copy(update={"operators": "any"}),
@@ -276,10 +273,7 @@ def measuring(problem: Problem, compiled: Sequence[CompileMode]) -> Work:
 
 @asynccontextmanager
 async def evaluating(choice: ExecutorChoice, settings: Settings, kept: Store | None = None) -> AsyncIterator[Evaluator]:
-    """What judges for a search: an executor's workers. Where nothing is chosen there is one device of this machine.
-
-    `kept`: see `ExecutorEvaluator`.
-    """
+    """Start an executor's workers; by default on one device of this machine. `kept`: see `ExecutorEvaluator`."""
     chosen = ExecutorChoice(devices=1) if choice == ExecutorChoice() else choice
     async with Dispatcher(executor_for(chosen, settings), chosen.kind) as dispatcher:
         yield ExecutorEvaluator(dispatcher, settings.compiled, kept)

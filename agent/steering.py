@@ -1,4 +1,16 @@
-"""What a search has spent and may still spend, what replies cost, and which of several models is asked next. Pure."""
+"""Steering of a search beyond its strategy: budgets, prices, choice of the model, tuning, advice, statistics of ideas.
+
+Tuning needs no model: a candidate names constants that are worth other values, and the engine tries them. It declares
+them in a comment, anywhere in the file, in Python or in C++ inside a string:
+
+    # tune: BLOCK in (64, 128, 256)
+    // tune: TILE in (4, 8, 16)
+
+and defines each once, as `BLOCK = 128`, `BLOCK: tl.constexpr = 128`, `constexpr int TILE = 8;` or `#define TILE 8`. A
+declaration is ignored where its constant is not found exactly once, or its values do not hold the present one.
+
+Advice comes in replies of words: ideas to try, faults of a failure, lessons of the attempts. It is off by default.
+"""
 
 import json
 import math
@@ -34,7 +46,7 @@ class Price(Record):
     """USD for a million tokens."""
 
     model: str
-    """The name as the reply or the ask gives it; * stands for anything."""
+    """The name as the reply or the ask gives it; * matches anything."""
     input: float = Field(ge=0)
     cached: float | None = Field(default=None, ge=0)
     """None: the same as other input."""
@@ -45,7 +57,7 @@ class Prices(Record):
     price: tuple[Price, ...] = ()
 
     def usd(self, reply: ReplyFacts, asked: str) -> float | None:
-        """What a reply cost, by the model that gave it or that was asked; None where it is unknown."""
+        """Compute the cost of a reply, by the model that gave it or that was asked; None where it is unknown."""
         usage = reply.usage
         if usage.cost_usd is not None:
             return usage.cost_usd
@@ -62,12 +74,12 @@ class Prices(Record):
 
 
 def load_prices(path: str | None = None) -> Prices:
-    """The table at `path`, or the one that ships; `PriceError` where it cannot be read."""
+    """Read the table at `path`, or the one that ships. Raises `PriceError`."""
     return read_table(SHIPPED if path is None else Path(path), Prices, "the price table", PriceError)
 
 
 class Spent(Record):
-    """What attempts have cost so far. None is unknown: a provider told no usage, or there is no price."""
+    """Costs of attempts so far. None is unknown: a provider reported no usage, or no price is known."""
 
     tokens: int | None
     usd: float | None
@@ -101,12 +113,12 @@ def spent(view: View, prices: Prices) -> Spent:
 
 
 def usd_of(attempt: Attempt, prices: Prices) -> float | None:
-    """What all replies to an attempt cost; 0 before one came, None where it is unknown."""
+    """Compute the cost of all replies to an attempt; 0 before one came, None where it is unknown."""
     return known_sum((prices.usd(reply, attempt.ask.model) for reply in attempt.replies), start=0.0)
 
 
 def exceeded(budget: Budget, costs: Spent, whose: str = "") -> str | None:
-    """Why the budget allows nothing more, in a few words; None where it does. `whose` is put behind `budget`."""
+    """Say in a few words why the budget allows nothing more, with `whose` behind `budget`; None where it does."""
     for name, words in (("tokens", "tokens"), ("usd", "USD"), ("judge_s", "s of judging"), ("wall_s", "s")):
         limit, used = getattr(budget, name), getattr(costs, name)
         if limit is None:
@@ -121,16 +133,16 @@ def exceeded(budget: Budget, costs: Spent, whose: str = "") -> str | None:
 
 
 def out_of_attempts(view: View, config: SearchConfig) -> str | None:
-    """Why no further attempt may be opened; None where one may."""
+    """Say why no further attempt may be opened; None where one may."""
     allowed = config.attempts + view.granted
     return f"the budget of {allowed} attempts is used up" if view.spent >= allowed else None
 
 
 def times_the_floor(view: View, share: float) -> float | None:
-    """The best time over the floor; None where one of them is unknown, or the floor is none.
+    """Divide the best time by the roofline; None where one of them is unknown, or the roofline does not apply.
 
-    A floor counts what the reference's operators ask for. A best time below `share` of it leaves out some of that (the
-    other half of a triangle), and then the floor tells nothing of the room that is left.
+    A roofline counts the work of the reference's operators. A best time below `share` of it leaves out some of that
+    work, such as the other half of a triangle; then the roofline does not bound further gains.
     """
     best = view.best
     floor = floor_ms(best.ruling) if best else None
@@ -140,7 +152,7 @@ def times_the_floor(view: View, share: float) -> float | None:
 
 
 def near_floor(view: View, share: float) -> str | None:
-    """Why there is no room left: the floor is `share` of the best time, or more; None where there is, or who knows."""
+    """Say why no gain is left: the roofline is `share` of the best time, or more; None otherwise."""
     times, best = times_the_floor(view, share), view.best
     if times is None or best is None or best.candidate_ms is None or share * times > 1:
         return None
@@ -148,7 +160,7 @@ def near_floor(view: View, share: float) -> str | None:
 
 
 def known_sum(parts: Iterable[N | None], start: N = 0) -> N | None:
-    """The sum; None where a part is unknown, since a sum of the others would look like the whole."""
+    """Add up; None where a part is unknown, since a sum of the others would look complete."""
     total = start
     for part in parts:
         if part is None:
@@ -162,7 +174,7 @@ PRIOR_WEIGHT = 2.0
 
 
 def choose_model(view: View, config: SearchConfig, prices: Prices, rng: random.Random) -> str:
-    """The model for the next ask; always the only one where there is one."""
+    """Choose the model for the next ask."""
     models = (config.model, *config.models)
     if len(models) == 1:
         return config.model
@@ -172,13 +184,13 @@ def choose_model(view: View, config: SearchConfig, prices: Prices, rng: random.R
 
 
 def stalls(view: View, config: SearchConfig) -> int:
-    """Finished attempts since the best last grew by the share `gain`; the first right one counts as growth."""
+    """Count finished attempts since the best last grew by the share `gain`; the first correct one counts as growth."""
     since = view.attempts[last_gain(view, config.gain) :]
     return sum(1 for attempt in since if attempt.counts and attempt.finished)
 
 
 def gains(view: View) -> dict[int, float]:
-    """By attempt, how far it raised the logarithm of the best standing; the first right one counts from 1."""
+    """Compute by attempt the gain in the logarithm of the best standing; the first correct one counts from 1."""
     level, found = 1.0, {}
     for attempt in view.attempts:
         if attempt.counts and attempt.finished:
@@ -189,7 +201,7 @@ def gains(view: View) -> dict[int, float]:
 
 
 def _sampled_worth(view: View, model: str, models: Sequence[str], prices: Prices, rng: random.Random) -> float:
-    """A draw from what is believed of the model's gain a USD (Thompson 1933), with an exponential belief.
+    """Draw from the belief about the model's gain a USD (Thompson 1933), which is exponential.
 
     Where no price is known, models are compared by gain alone.
     """
@@ -206,7 +218,7 @@ def _sampled_worth(view: View, model: str, models: Sequence[str], prices: Prices
 
 
 def _mean_usd(attempts: Sequence[Attempt], model: str, prices: Prices) -> float | None:
-    """Of what it answered so far; before that, its price for equal parts of input and output."""
+    """Average the cost of its answers so far; before that, take its price for equal parts of input and output."""
     known = [usd_of(attempt, prices) for attempt in attempts if attempt.ask.model == model and attempt.replies]
     if known and all(cost is not None for cost in known):
         return sum(cost or 0.0 for cost in known) / len(known)
@@ -236,7 +248,7 @@ def knobs_of(source: str) -> tuple[Knob, ...]:
 
 
 def with_setting(source: str, setting: str) -> str:
-    """The source with the constants of a setting (`TILE = 16, BLOCK = 64`) put in place."""
+    """Put the constants of a setting (`TILE = 16, BLOCK = 64`) in place."""
     for name, value in parse_setting(setting).items():
         found = _definition(name).search(source)
         if found is not None:
@@ -245,13 +257,13 @@ def with_setting(source: str, setting: str) -> str:
 
 
 def parse_setting(setting: str) -> dict[str, str]:
-    """Value by name; empty for the candidate as it is."""
+    """Read the values by name; empty for the candidate as it is."""
     pairs = (part.split(" = ") for part in setting.split(", ") if " = " in part)
     return {name: value for name, value in pairs}
 
 
 def to_screen(view: View, config: SearchConfig) -> tuple[Attempt, tuple[str, ...]] | None:
-    """The attempt whose variants should be looked at now, and the settings; None where there is nothing to tune."""
+    """Find the attempt whose variants should be screened now, and the settings; None where there is nothing to tune."""
     best = view.best
     if best is None or best.candidate is None or not best.candidate.knobs or best.screenings:
         return None
@@ -262,7 +274,7 @@ def to_screen(view: View, config: SearchConfig) -> tuple[Attempt, tuple[str, ...
 
 
 def to_judge(view: View, config: SearchConfig) -> list[tuple[Attempt, str]]:
-    """Settings of screened attempts that deserve a verdict, most promising first, as far as the budget goes."""
+    """Find settings of screened attempts that deserve a verdict, most promising first, within the budget."""
     wanted = []
     for attempt in view.attempts:
         tried = {child.ask.directive for child in view.children(attempt.number) if child.ask.role == "tune"}
@@ -271,7 +283,7 @@ def to_judge(view: View, config: SearchConfig) -> list[tuple[Attempt, str]]:
 
 
 def _survivors(screenings: Iterable[Screening]) -> list[str]:
-    """The best value of each constant that helps, all of them together, and then each alone, fastest first."""
+    """Combine the best value of each constant that helps; then give the best two settings alone, fastest first."""
     times = {one.setting: one.candidate_ms for one in screenings if one.candidate_ms is not None}
     base = times.pop(AS_IT_IS, None)
     if base is None:
@@ -293,7 +305,7 @@ def _setting(values: Mapping[str, str]) -> str:
 
 
 def _definition(name: str) -> re.Pattern[str]:
-    """Group 1: all up to the value; group 2: the value."""
+    """Match up to the value in group 1, the value in group 2."""
     typed = r"(?:(?:static|inline|constexpr|const)[ \t]+)+[\w:]+[ \t]+"
     head = rf"(?:{typed}{name}[ \t]*=|#[ \t]*define[ \t]+{name}\b|{name}[ \t]*(?::[ \t]*[\w.]+[ \t]*)?=(?!=))"
     return re.compile(rf"(^[ \t]*{head}[ \t]*)({_VALUE})(?=[ \t]*(?:;|$|#|//))", re.MULTILINE)
@@ -315,7 +327,7 @@ def advice_steps(view: View, config: SearchConfig) -> list[Step]:
 
 
 def notes_in(reply: str) -> tuple[Note, ...]:
-    """What a reply of words says: its JSON list of names and texts, or else the whole of it as one note."""
+    """Read a reply of words: its JSON list of names and texts, or else all of it as one note."""
     for found in reversed([*re.findall(r"```(?:json)?\s*\n(.*?)```", reply, re.DOTALL), *_LIST.findall(reply)]):
         try:
             entries = json.loads(found)
@@ -354,7 +366,7 @@ def _plan(view: View, config: SearchConfig) -> Step | None:
 
 def _critique(view: View, config: SearchConfig) -> Step | None:
     for attempt in view.attempts:
-        answered = any(child.ask.role in {"critique", "repair"} for child in view.children(attempt.number))
+        answered = any(child.ask.role in ("critique", "repair") for child in view.children(attempt.number))
         if attempt.failed and attempt.ask.role == "repair" and not answered:
             return Step("critique", attempt.number, "critique")
     return None
@@ -367,7 +379,7 @@ def _reflect(view: View, config: SearchConfig) -> Step | None:
 
 
 class IdeaStatistics:
-    """Counts wins by idea over the problems of a run that came to an end, and over earlier runs that are named."""
+    """Counts of wins by idea, over the ended problems of a run and over earlier runs that are named."""
 
     def __init__(self, log: RunLog, config: SearchConfig) -> None:
         self._log = log
@@ -380,7 +392,7 @@ class IdeaStatistics:
                     self._tallies[f"{folder}/{name}"] = tally(fold(name, earlier.events(name)), config.gain)
 
     def ideas(self, problem: Problem) -> tuple[KnownIdea, ...]:
-        """The ideas that apply to a problem, with the counts so far, in the order of the bank."""
+        """Give the ideas that apply to a problem, with the counts so far, in the order of the bank."""
         for seq, ended in self._log.stopped(after=self._seen) if self._config.learn else ():
             self._tallies[ended] = tally(fold(ended, self._log.events(ended)), self._config.gain)
             self._seen = seq
@@ -395,9 +407,9 @@ class IdeaStatistics:
 
 
 def tally(view: View, gain: float) -> tuple[Counter[str], Counter[str]]:
-    """How often each idea was tried and won. The repairs of an attempt belong to it: they follow the same idea.
+    """Count how often each idea was tried and won. The repairs of an attempt belong to it: they follow the same idea.
 
-    A draft wins if it is right in the end, an improvement if it beats its parent by the share `gain`.
+    A draft wins if it is correct in the end, an improvement if it is faster than its parent by the share `gain`.
     """
     tried: Counter[str] = Counter()
     won: Counter[str] = Counter()

@@ -68,8 +68,9 @@ class Strategy(Protocol):
 
 
 def function_in(name: str, kind: str, error: type[Exception], takes: str) -> Callable[..., Any]:
-    """The function that `path/to/file.py:function` names. Raises `error` with one sentence, in which `kind` is what the
-    function is (`strategy`) and `takes` are its arguments.
+    """Load the function that `path/to/file.py:function` names.
+
+    Raises `error` with one sentence, in which `kind` names the kind of function (`strategy`) and `takes` its arguments.
     """
     text, _, function_name = name.rpartition(":")
     path = Path(text)
@@ -91,18 +92,18 @@ def function_in(name: str, kind: str, error: type[Exception], takes: str) -> Cal
 
 
 PROMISING = 0.7
-"""A failed improvement is repaired only if its parent stands at this share of the best, or above."""
+"""A failed improvement is repaired only if its parent has at least this share of the best speedup."""
 
 
 @cache
 def general_ideas() -> tuple[KnownIdea, ...]:
-    """Those of the bank that apply everywhere: for views of searches that were not equipped."""
+    """Give the ideas that apply everywhere, for views of searches that were not equipped."""
     plain = (idea for idea in idea_bank() if not (idea.when.operators or idea.when.bounds or idea.when.targets))
     return tuple(KnownIdea.model_validate(idea.model_dump()) for idea in plain)
 
 
 def ideas_for(view: View, role: str) -> list[KnownIdea]:
-    """The ideas for a role, in the order in which to try them; advice from a planner comes first."""
+    """Give the ideas for a role, in the order in which to try them; advice from a planner comes first."""
     planned = [
         KnownIdea(name=note.name, family="planned", roles=("propose", "improve"), directive=note.text)
         for attempt in view.attempts
@@ -113,7 +114,7 @@ def ideas_for(view: View, role: str) -> list[KnownIdea]:
 
 
 def draft(view: View, index: int) -> Step:
-    """The draft number `index`, from 0; the ideas come in turn, with room for planned ones once the first are made."""
+    """Make draft number `index`, from 0; the ideas come one after the other."""
     ideas = ideas_for(view, "propose")
     idea = ideas[index % len(ideas)]
     return Step("propose", None, idea.name, idea.directive)
@@ -140,7 +141,7 @@ def lineage(view: View, attempt: Attempt) -> Iterator[Attempt]:
 
 
 def families(view: View) -> dict[int, str]:
-    """By attempt, the family of the idea that its first draft followed."""
+    """Give by attempt the family of the idea that its first draft followed."""
     known = {idea.name: idea.family for idea in ideas_for(view, "propose")}
     found: dict[int, str] = {}
     for attempt in view.attempts:
@@ -150,9 +151,9 @@ def families(view: View) -> dict[int, str]:
 
 
 def repairs(view: View, config: SearchConfig) -> list[Step]:
-    """One repair of each failure that has none yet and that is worth it.
+    """Make a repair of each failure that has none yet and is worth it.
 
-    How long a row of repairs may become follows how they went so far: `config.repairs` where half of them passed.
+    The limit of repairs in a row follows their success so far: `config.repairs` where half of them passed.
     """
     limit = repair_limit(view, config)
     return [
@@ -168,9 +169,9 @@ def repairs(view: View, config: SearchConfig) -> list[Step]:
 
 
 def first_moves(view: View, config: SearchConfig, designs: int) -> list[Step] | None:
-    """What comes before right attempts can be compared: drafts of so many designs, repairs; [] while some are open.
+    """Make the drafts of N designs, and repairs, from before attempts can be compared; [] while some are pending.
 
-    None once there is a right one and nothing left to draft or repair.
+    None once there is a correct one and nothing left to draft or repair.
     """
     steps = [*drafts(view, designs), *repairs(view, config)]
     if steps or view.ranked:
@@ -179,7 +180,7 @@ def first_moves(view: View, config: SearchConfig, designs: int) -> list[Step] | 
 
 
 def repair_limit(view: View, config: SearchConfig) -> int:
-    """At least 1 and at most twice the setting, by the share of repairs that passed, one in two before any is known."""
+    """Scale the setting, from 1 to twice its value, by the share of repairs that passed; half before any is known."""
     ended = [attempt for attempt in view.attempts if attempt.ask.role == "repair" and attempt.finished]
     share = (sum(attempt.passed for attempt in ended) + 2) / (len(ended) + 4)
     return 0 if config.repairs == 0 else max(1, round(2 * share * config.repairs))
@@ -193,9 +194,9 @@ def repairs_in_a_row(view: View, attempt: Attempt) -> int:
 
 
 def improve(view: View, parent: Attempt, rng: random.Random, ahead: tuple[str, ...] = ()) -> Step:
-    """An idea that was tried neither on the parent nor on the way to it, likeliest first; else any, at random.
+    """Choose the likeliest idea that was tried neither on the parent nor on the way to it; else any, at random.
 
-    `ahead` names those that the same decision already gives to the parent.
+    `ahead` names ideas that the same decision already gives to the parent.
     """
     fresh = untried(view, parent, ahead)
     idea = fresh[0] if fresh else rng.choice(ideas_for(view, "improve"))
@@ -203,7 +204,7 @@ def improve(view: View, parent: Attempt, rng: random.Random, ahead: tuple[str, .
 
 
 def improvements(view: View, parents: Iterable[Attempt], rng: random.Random) -> list[Step]:
-    """An improvement of each, those of one parent by different ideas. Parents are drawn only as they are used."""
+    """Improve each, those of one parent by different ideas. Parents are drawn only as they are used."""
     steps: list[Step] = []
     for parent in parents:
         ahead = tuple(step.idea for step in steps if step.parent == parent.number)
@@ -212,7 +213,7 @@ def improvements(view: View, parents: Iterable[Attempt], rng: random.Random) -> 
 
 
 def untried(view: View, parent: Attempt, ahead: tuple[str, ...] = ()) -> list[KnownIdea]:
-    """The ideas that neither the parent's children nor its lineage followed, by their rate of wins."""
+    """Give the ideas that neither the parent's children nor its lineage followed, by their rate of wins."""
     used = {child.ask.idea for child in view.children(parent.number) if child.ask.role == "improve"}
     used |= {one.ask.idea for one in lineage(view, parent)} | set(ahead)
     fresh = [idea for idea in ideas_for(view, "improve") if idea.name not in used]
@@ -226,13 +227,13 @@ def advice_on(view: View, attempt: Attempt) -> str:
 
 
 def dry_spell(view: View, gain: float) -> int:
-    """Finished improvements since an attempt last beat all before it by the share `gain`."""
+    """Count finished improvements since the last gain; see `last_gain`."""
     since = view.attempts[last_gain(view, gain) :]
     return sum(1 for attempt in since if attempt.finished and attempt.ask.role == "improve")
 
 
 def last_gain(view: View, gain: float) -> int:
-    """The number of the attempt that last beat all before it by the share `gain`; 0 where nothing is right yet."""
+    """Give the number of the last attempt that was faster than all before it by the share `gain`; 0 for none."""
     level, number = 0.0, 0
     for attempt in view.attempts:
         if attempt.standing is not None and attempt.standing > level * (1 + gain):
@@ -241,7 +242,7 @@ def last_gain(view: View, gain: float) -> int:
 
 
 def _promising(view: View, attempt: Attempt) -> bool:
-    """Drafts, and what descends from an attempt that is not far behind; all while nothing has passed."""
+    """Tell whether a draft or a descendant of an attempt that is not far behind; all are while nothing has passed."""
     if view.best is None or view.best.standing is None:
         return True
     passing = next((one.standing for one in lineage(view, attempt) if one.standing is not None), None)

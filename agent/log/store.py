@@ -1,11 +1,11 @@
 """`RunLog`: the record of a run on disk, append-only, with its header, its lock and the journal of a search.
 
-One SQLite file in WAL mode holds a table of events and a content-addressed table of blobs; `header.json` beside it
-says what the run is. Nothing is ever changed or removed: triggers refuse it. A transaction that has been committed
-survives the end of this process at any point; the last few may be lost where the machine itself loses power.
+One SQLite file in WAL mode holds a table of events and a content-addressed table of blobs; `header.json` describes the
+run. Nothing is ever changed or removed: triggers refuse it. A transaction that has been committed survives the end of
+this process at any point; the last few may be lost where the machine itself loses power.
 
-One process at a time goes on with a run, and others may read it meanwhile. The lock goes with the process that holds
-it, however that ends, so a run that was killed can be gone on with at once.
+One process at a time continues a run, and others may read it meanwhile. The lock ends with the process that holds it,
+so a run that was killed can be resumed immediately.
 """
 
 import contextlib
@@ -55,12 +55,12 @@ HEADER = "header.json"
 
 class Setting(Record):
     config: dict[str, JsonValue]
-    """All that was chosen: what a resumed run needs to go on as this one would have. Never a key."""
+    """All options, so that a resumed run does the same. Never a key."""
     device: str
     versions: dict[str, str]
     """Of python, torch, the compiler, the driver and kernelwright."""
     commit: str | None = None
-    """Of kernelwright's own checkout; None where it is not run from one."""
+    """Of kernelwright's own checkout; None outside one."""
 
 
 class Header(Setting):
@@ -68,11 +68,11 @@ class Header(Setting):
     run_id: str
     started: AwareDatetime
     problems: dict[str, str]
-    """Name to digest; the log holds each whole record as a blob under its digest."""
+    """Name to digest; the log holds each complete record as a blob under its digest."""
 
 
 def read_header(folder: Path) -> Header:
-    """The header of the run in `folder`; `RunLogError` where there is none or this version cannot read it."""
+    """Read the header of the run in `folder`. Raises `RunLogError`."""
     path = folder / HEADER
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -111,9 +111,9 @@ class RunLock:
         self._file: FileIO | None = None
 
     def take(self) -> None:
-        """Keep all others from going on with the run; `RunLogError`, which names the one who does, where one does.
+        """Lock the run. Raises `RunLogError`, which names the other process, where one holds it.
 
-        Where the file system has no locks, or the file can not be made, nobody is kept from anything, as a log says.
+        Where the file system has no locks, or the file cannot be made, nothing is locked, and a warning is logged.
         """
         if self._file is not None:
             return
@@ -123,7 +123,7 @@ class RunLock:
             LOG.warning("nothing keeps other processes from going on with %s: %s", self._folder, error)
 
     def release(self) -> None:
-        """Let others go on with the run, at once: a fork just made may still have the file open."""
+        """Unlock the run immediately: a new fork may still have the file open."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 unlock(self._file.fileno())
@@ -158,7 +158,7 @@ def _refusal(file: FileIO, folder: Path) -> str:
 
 @cache
 def _closed_in_forks() -> None:
-    """A fork of this process may outlive it, and must not keep what is held here."""
+    """Close the lock files in forks, which may outlive this process."""
     os.register_at_fork(after_in_child=_close_all)
 
 
@@ -171,7 +171,7 @@ DATABASE = "run.db"
 BUSY_S = 60.0
 PAGE = 500
 APPLICATION_ID = 0x6B77_7267
-"""Marks the file as ours, so that any other SQLite file is told apart."""
+"""The mark that distinguishes the file from any other SQLite file."""
 BODY: TypeAdapter[Body] = TypeAdapter(Body)
 SCHEMA = f"""
 PRAGMA application_id = {APPLICATION_ID};
@@ -219,10 +219,9 @@ class RunLog:
 
     @classmethod
     def create(cls, folder: Path, problems: Sequence[Problem], setting: Setting) -> Self:
-        """Start a run in `folder`, which must be new or empty; its name is the run's id.
+        """Start a run in `folder`, which must be new or empty, and lock it; its name is the run's id.
 
-        The header comes last, so a folder with a header is whole. Nobody else goes on with it until it is closed.
-        Raises `RunLogError`.
+        The header comes last, so a folder with a header is complete. Raises `RunLogError`.
         """
         names = [problem.name for problem in problems]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -248,7 +247,7 @@ class RunLog:
 
     @classmethod
     def open(cls, folder: Path, *, alone: bool = False) -> Self:
-        """Read the run in `folder`; `alone`, go on with it too. `RunLogError` where it can not be read, or held."""
+        """Open the run in `folder`; `alone` locks it, to continue it. Raises `RunLogError`."""
         header = read_header(folder)
         log = cls(folder, header, _connect(folder / DATABASE, "rw"))
         try:
@@ -282,7 +281,7 @@ class RunLog:
             return [_insert(connection, time, body, blobs) for body, blobs in entries]
 
     def digest(self) -> str:
-        """sha256 over all that was logged, apart from times and the run's own name: equal for a run and its replay."""
+        """Hash all events without times and the run's own name: equal for a run and its replay."""
         whole = hashlib.sha256()
         for event in self.events(after=1):
             whole.update(event.body.model_dump_json().encode())
@@ -290,7 +289,7 @@ class RunLog:
         return whole.hexdigest()
 
     def events(self, problem: str | None = None, after: int = 0) -> Iterator[Event]:
-        """The events in order: all, or those of one problem; `after` leaves out those up to that seq."""
+        """Yield the events in order: all, or those of one problem; `after` skips those up to that seq."""
         query = "SELECT seq, time, payload FROM events WHERE seq > ?1 AND (?2 IS NULL OR problem = ?2) ORDER BY seq"
         while rows := self._rows(f"{query} LIMIT {PAGE}", (after, problem)):
             for seq, time, payload in rows:
@@ -304,7 +303,7 @@ class RunLog:
         return self._rows("SELECT seq, problem FROM events WHERE kind = 'stopped' AND seq > ? ORDER BY seq", (after,))
 
     def blob(self, digest: str) -> bytes:
-        """The bytes with that sha256; `RunLogError` where the run holds none, or others in their place."""
+        """Read the bytes with that sha256. Raises `RunLogError` where they are missing or damaged."""
         found = self._rows("SELECT bytes FROM blobs WHERE sha256 = ?", (digest,))
         if not found:
             raise RunLogError(f"{self.folder / DATABASE} holds no blob {digest}; check the digest")
@@ -323,7 +322,7 @@ class RunLog:
         return Reply.model_validate_json(self.blob(digest))
 
     def problem(self, name: str) -> Problem:
-        """A problem of the run as it was when the run started; `RunLogError` for a name that it does not have."""
+        """Read a problem of the run as it was at the start. Raises `RunLogError` for an unknown name."""
         digest = self.header.problems.get(name)
         if digest is None:
             there = ", ".join(sorted(self.header.problems))
@@ -349,8 +348,8 @@ class RunLog:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """The one way to write. IMMEDIATE, since a lock that is taken for reading cannot wait to become one for
-        writing: among several writers most transactions would fail at once.
+        """Begin a transaction for writing. IMMEDIATE, since a lock for reading cannot wait to become one for writing:
+        among several writers most transactions would fail.
         """
         with self._lock, self._translated(), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""The log of one problem, folded into what a strategy looks at. Pure: no clock, no file, no state."""
+"""`View`: the log of one problem, folded for strategies. Pure: no clock, no file, no state."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -24,22 +24,22 @@ from kernelwright.problems.record.base import Record
 
 
 class View(Record):
-    """How far the search for one problem has come. Immutable; `after` gives the next one."""
+    """The state of the search for one problem. Immutable; `after` gives the next one."""
 
     problem: str
     attempts: tuple[Attempt, ...] = ()
     """In order of their numbers, which run from 1 without a gap."""
     kept: int | None = None
-    """The attempt that the log last called the best; a fresh judge may have refused it since."""
+    """The attempt that the log last called the best; its re-evaluation may have failed since."""
     stopped: str | None = None
-    """Why the search ended; None while it goes on."""
+    """Why the search ended; None while it continues."""
     fault: AtFault | None = None
     ideas: tuple[KnownIdea, ...] = ()
     """Those that apply to the problem, in the order in which to try them; empty before the search has begun."""
     config: SearchConfig | None = None
-    """What the search was last started with; None before it has begun, and in records of older runs."""
+    """The config of the last start; None before it, and in records of older runs."""
     measured: MeasuredProblem | None = None
-    """What was found of PyTorch's own times before the first ask; None where nobody looked."""
+    """PyTorch's own times from before the first ask; None where they were not measured."""
     granted: int = 0
     """Attempts beyond the problem's own budget, left over by other problems."""
     session_start: datetime | None = None
@@ -49,18 +49,18 @@ class View(Record):
 
     @cached_property
     def best(self) -> Attempt | None:
-        """The attempt with the highest standing, the earlier one of equals; all that show a best ask here."""
+        """The attempt of the highest rank, the earlier one of equals: the only definition of the best."""
         return next(iter(self.ranked), None)
 
     @cached_property
     def ranked(self) -> tuple[Attempt, ...]:
-        """The attempts that passed, by standing, the highest first. A source that came again counts once."""
+        """The attempts that passed, the highest rank first. A repeated source counts once."""
         first_ones = (attempt for attempt in self.attempts if not attempt.same_as)
         return tuple(ranked(first_ones, lambda attempt: attempt.standing))
 
     @property
     def pending(self) -> tuple[Attempt, ...]:
-        """Attempts of which more must come: asked and not answered, or answered and neither refused nor judged."""
+        """Attempts that are not complete: without an answer, or with one that is neither refused nor judged."""
         return tuple(attempt for attempt in self.attempts if not attempt.finished)
 
     @property
@@ -73,7 +73,7 @@ class View(Record):
 
     @property
     def wall_s(self) -> float:
-        """Wall seconds from the first event to the last, without the time between two processes."""
+        """Wall seconds from the first event to the last, without the time between two sessions."""
         if self.session_start is None or self.last_event is None:
             return 0.0
         return self.earlier_s + (self.last_event - self.session_start).total_seconds()
@@ -83,7 +83,7 @@ class View(Record):
         return len(self.attempts) + 1
 
     def attempt(self, number: int) -> Attempt:
-        """The attempt of that number; `RunLogError` where the log has none."""
+        """Find an attempt by its number. Raises `RunLogError` where the log has none."""
         return _numbered(self.attempts, number, self.problem)
 
     def children(self, number: int) -> tuple[Attempt, ...]:
@@ -98,7 +98,7 @@ class View(Record):
         return found
 
     def first_with(self, identity: str) -> Attempt | None:
-        """The earliest attempt with a verdict on the same program; see `FoundCandidate.identity`."""
+        """Find the earliest attempt with a verdict on the same program; see `FoundCandidate.identity`."""
         judged = (attempt for attempt in self.attempts if attempt.candidate and attempt.verdict)
         return next((one for one in judged if one.candidate and one.candidate.identity == identity), None)
 
