@@ -100,7 +100,7 @@ def yardstick_of(view: View) -> Yardstick:
 def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folder: Path | None = None) -> Yardstick:
     """Give the stored times and roofline of earlier judgings on this machine, for prompts outside a search.
 
-    Measures nothing. `threads` are those that a candidate on the processor is judged with. `folder` is that of the facts.
+    Measures nothing. `threads` are those that a candidate on the processor is judged with.
     """
     place = sheet.name if sheet.kind != "cpu" else f"{sheet.name}, {threads} threads"
     store = Store(f"baselines/{problem.digest}", folder)

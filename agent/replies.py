@@ -127,7 +127,7 @@ class Module:
 
     @property
     def imports_torch(self) -> bool:
-        """Whether it is complete as far as its imports show."""
+        """Tell whether it is complete as far as its imports show."""
         return bool(re.search(r"^[ \t]*(?:import|from)[ \t][^#\n]*\btorch\b", self.source, re.MULTILINE))
 
     def defines(self, entry: str) -> bool:
@@ -363,7 +363,7 @@ class Zone:
 
     @property
     def is_answer(self) -> bool:
-        """Whether it is the answer rather than reasoning."""
+        """Tell whether it is the answer rather than reasoning."""
         return self.place in (IN_REPLY, AFTER_REASONING)
 
     @cached_property

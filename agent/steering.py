@@ -190,7 +190,7 @@ def stalls(view: View, config: SearchConfig) -> int:
 
 
 def gains(view: View) -> dict[int, float]:
-    """Compute by attempt the gain in the logarithm of the best standing; the first correct one counts from 1."""
+    """Compute by attempt the gain in the logarithm of the best speedup; the first correct one counts from 1."""
     level, found = 1.0, {}
     for attempt in view.attempts:
         if attempt.counts and attempt.finished:

@@ -71,7 +71,7 @@ class MeasuredProblem(OfProblem):
     kind: Literal["measured"] = "measured"
     verdict: Verdict | None = None
     why_not: str = ""
-    """Why there is no verdict; the search continues, and its prompts do without."""
+    """The reason for a missing verdict; the search continues, and its prompts do without."""
 
     def changes(self, view: Mapping[str, Any]) -> dict[str, Any]:
         return {"measured": self}

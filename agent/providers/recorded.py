@@ -1,7 +1,7 @@
 """`recorded`: the answers that ship with a catalog problem, or lie in a folder laid out alike.
 
-`recorded/TARGET/` holds `story.toml` and one Markdown file for each reply; `recorded/TARGET-DTYPE/` the same for the
-problem cast to another dtype, such as `cuda-bfloat16`. No network; nothing about their verdicts is stored.
+`recorded/TARGET/` holds a recorded session: `story.toml` and one Markdown file for each reply; `recorded/TARGET-DTYPE/`
+the same for the problem cast to another dtype, such as `cuda-bfloat16`. No verdicts are stored.
 """
 
 from pathlib import Path
@@ -23,20 +23,20 @@ STORY = "story.toml"
 
 class RecordedAnswer(Record):
     file: str = Field(pattern=r"^[\w-]+\.md$")
-    """Name of the reply's file in the story's folder, such as `02-repair.md`."""
+    """Name of the reply's file in the session's folder, such as `02-repair.md`."""
     role: Role
     parent: int | None = None
     prompt_digest: str
-    """Of the prompt that this was written in answer to; see `Prompt.digest`."""
+    """Of the prompt that it answers; see `Prompt.digest`."""
     stable_digest: str
     finish_reason: str = "stop"
 
 
 class Story(Record):
-    """The whole of `story.toml`. Entries are numbered from 1 in their order."""
+    """A recorded session, as in `story.toml`. Entries are numbered from 1 in their order."""
 
     label: str = Field(min_length=1)
-    """Who wrote the answers, and in answer to what: shown wherever they are used."""
+    """The author of the answers, and the prompts that they answer: shown wherever they are used."""
     entries: tuple[RecordedAnswer, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -50,7 +50,7 @@ class Story(Record):
 
     @property
     def drafts(self) -> int:
-        """How many answers start from the reference: what `SearchConfig.drafts` should be to replay the story."""
+        """The number of answers that start from the reference: `SearchConfig.drafts` of the session."""
         return sum(1 for entry in self.entries if entry.role == "propose")
 
 
@@ -59,7 +59,7 @@ def stories(folder: str | None) -> Path:
 
 
 def story_folder(problem: str, target: Target, catalog: Path = CATALOG, dtype: str | None = None) -> Path:
-    """Where the recorded answers for the problem and target are, if there are any; `dtype`: what it is cast to."""
+    """Name the folder of the recorded answers for a problem and target; `dtype`: the one it is cast to."""
     return catalog / problem / "recorded" / (target if dtype is None else f"{target}-{dtype}")
 
 
@@ -68,7 +68,7 @@ def recorded_targets(problem: str, catalog: Path = CATALOG, dtype: str | None = 
 
 
 def read_story(problem: str, target: Target, catalog: Path = CATALOG, dtype: str | None = None) -> Story:
-    """The story of a problem for a target; `ProviderError` where there is none or it is malformed."""
+    """Read the recorded session of a problem for a target. Raises `ProviderError`."""
     path = story_folder(problem, target, catalog, dtype) / STORY
     if not path.is_file():
         there = ", ".join(recorded_targets(problem, catalog, dtype)) or "none"
@@ -81,7 +81,7 @@ def read_story(problem: str, target: Target, catalog: Path = CATALOG, dtype: str
 
 
 class RecordedProvider:
-    """Gives each answer once in a run. Which ones are used up is read from the run's log, so a resumed run goes on."""
+    """Gives each answer once in a run. The run's log shows which ones are used up, so a resumed run continues."""
 
     name = "recorded"
 
@@ -89,10 +89,10 @@ class RecordedProvider:
         self._run = run
         self._catalog = catalog
         self._given: dict[tuple[str, int], str] = {}
-        """File by problem and attempt. Beside the log, since several answers may be on their way into it."""
+        """File by problem and attempt: answers that may not have reached the log yet."""
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
-        """The first unused answer of that role that follows the parent's answer, else the first of that role."""
+        """Give the first unused answer of that role that follows the parent's answer, else the first of that role."""
         dtype = self._run.problem(ask.problem).dtype
         story = read_story(ask.problem, ask.target, self._catalog, dtype)
         entry = self._entry(story, ask)

@@ -45,7 +45,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def read_usage(raw: object, sent: str, received: str) -> Usage:
-    """Read a usage object whose counts have these names. What it leaves out, or says in a strange way, is None.
+    """Read a usage object whose counts have these names; missing or malformed ones are None.
 
     `cost` is OpenRouter's; `prompt_cache_hit_tokens` is DeepSeek's name for cached tokens.
     """
@@ -82,8 +82,8 @@ class Chat:
     def read(self, answer: dict[str, Any], asked_model: str, limit: int | None = None) -> Reply | str | None:
         """Read the reply in a server's answer, or why it failed; None where the answer is of another form.
 
-        `limit` is that of the output tokens. Reasoning stands in `reasoning_content` (DeepSeek, older vLLM) or in
-        `reasoning` (OpenRouter, newer vLLM).
+        `limit` is that of the output tokens. Reasoning is in `reasoning_content` (DeepSeek, older vLLM) or `reasoning`
+        (OpenRouter, newer vLLM).
         """
         choice = next(iter(_tables(answer.get("choices"))), {})
         message = choice.get("message")
@@ -157,17 +157,17 @@ WIRES: dict[Api, Chat | Responses] = {"chat": Chat(), "responses": Responses()}
 OWN_URL = "https://api.openai.com/v1"
 OWN_HOST = "api.openai.com"
 ADDRESS = "--base-url or OPENAI_BASE_URL"
-"""Where a user names the server; a preset names it too, and --base-url goes before all."""
+"""The options that name the server; a preset names it too, and --base-url overrides all."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 """No proxy can reach these for us."""
 NO_KEY = "none"
 """Sent to servers that ask for no key, since the client insists on one."""
 SHORTEST_SECRET = 8
-"""A shorter key is no secret but a word such as `none` or `EMPTY`, which may well stand in an honest answer."""
+"""Characters. A shorter key is a word such as `none` or `EMPTY`, which may occur in an honest answer."""
 
 
 class OpenAIProvider:
-    """See the module. Construct it before a run starts: a missing key or a malformed address is told at once."""
+    """The client of a server. The constructor raises for a missing key or a malformed address, before a run starts."""
 
     name = "openai"
 
@@ -203,7 +203,7 @@ class OpenAIProvider:
         return self._read(answer, request, time.monotonic() - start)
 
     def plain_client(self) -> "openai.OpenAI":
-        """A client without an event loop, for what is no request to a model. Close it."""
+        """Make a client without an event loop, for other requests than to a model. Close it."""
         import openai
 
         unproxied = openai.DefaultHttpxClient(trust_env=False) if self._is_near else None
@@ -211,7 +211,7 @@ class OpenAIProvider:
 
     @contextmanager
     def explained(self, wanted: str) -> Iterator[None]:
-        """Turn the client's errors into `ProviderError`; `wanted` is what a server may lack, in a few words."""
+        """Convert the client's errors to `ProviderError`; `wanted` names what a server may lack."""
         import openai
 
         try:
@@ -324,7 +324,7 @@ class OpenAIProvider:
 
 
 def _host(base_url: str) -> str:
-    """The host of an address that is fit for use and for the record; `ProviderError` where it is not."""
+    """Give the host of an address. Raises `ProviderError` where it is malformed or holds a password."""
     try:
         parts = urlsplit(base_url)
         host, password = parts.hostname, parts.password

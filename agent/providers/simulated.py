@@ -1,9 +1,9 @@
-"""`simulated`: a made-up model, which answers at once and is judged by a made-up judge: for trying out a strategy.
+"""`simulated`: a made-up model, which answers immediately, and a made-up judge: for trying out a strategy.
 
-It shows how strategies compare where ideas, failures and noise behave as `Assumptions` say, and that the engine keeps
-its promises under load. It cannot show how good a strategy is with a real model on real problems. `docs/search.md`
-lists the assumptions with their sources. A candidate's source carries what it is, and the provider finds its parent in
-the prompt: a simulated run can be killed, resumed and replayed like any other.
+It shows how strategies compare where ideas, failures and noise follow `Assumptions`, and tests the engine under load.
+It cannot show how good a strategy is with a real model. `docs/search.md` lists the assumptions with their sources. A
+candidate's source holds its properties, and the provider finds its parent in the prompt: a simulated run can be killed,
+resumed and replayed like any other.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ class Assumptions:
     """The numbers. Speeds are natural logarithms of the speedup against PyTorch."""
 
     draft_right: float = 0.55
-    """Chance that a first version of a problem of middling difficulty is right."""
+    """Chance that a first version of a problem of medium difficulty is correct."""
     improve_right: float = 0.65
-    """The same for a change to something right."""
+    """The same for a change to a correct version."""
     difficulty_spread: float = 1.5
     """Standard deviation of a problem's difficulty, in logits of the two above."""
     repair_right: float = 0.35
-    """Mean chance that one repair mends a failure; the chances of single failures spread over a Beta distribution."""
+    """Mean chance that one repair fixes a failure; the chances of single failures follow a Beta distribution."""
     repair_concentration: float = 3.0
     new_fault: float = 0.2
     """Chance that a repair that fails leaves another fault, with a chance of its own."""
     draft_log: float = math.log(0.55)
-    """A first right version is slower than PyTorch more often than not."""
+    """A first correct version is slower than PyTorch more often than not."""
     problem_spread: float = 0.6
     """Between problems: at some nearly every first version is slower than PyTorch, at some nearly none."""
     idea_spread: float = 0.2
@@ -58,9 +58,9 @@ class Assumptions:
     execution: float = 0.08
     """Spread of the effect over times that it is written down."""
     ignores: float = 0.15
-    """Chance that the model does something else than it is told."""
+    """Chance that the model does something else than it is asked."""
     room: tuple[float, float] = (math.log(1.5), math.log(8.0))
-    """The floor lies between these speedups; gains shrink in proportion to what is left."""
+    """The roofline lies between these speedups; gains shrink in proportion to the remaining distance."""
     noise: float = 0.02
     """Spread of a measured speedup; one in twenty is off by five times that."""
 
@@ -76,9 +76,9 @@ class SimulatedKernel:
     ideas: tuple[str, ...] = ()
     """The changes on the way to it."""
     mends: float | None = None
-    """Chance that a repair mends it; None where it is right."""
+    """Chance that a repair fixes it; None where it is correct."""
     step: int = 0
-    """How many steps led to it, so that a repair that changes nothing else is another source."""
+    """The number of repairs, so that a repair that changes nothing else is another source."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Landscape:
 
     @cached_property
     def difficulty(self) -> float:
-        """In logits; above 0 a candidate is right less often."""
+        """In logits; above 0 a candidate is correct less often."""
         return self._drawn("difficulty").gauss(0, self.assumptions.difficulty_spread)
 
     def _effect(self, idea: str, root: str) -> float:
@@ -138,7 +138,7 @@ class Landscape:
         return own + self._drawn("interplay", idea, root).gauss(0, known.interplay)
 
     def _meant(self, idea: str, rng: random.Random) -> str:
-        """What the model makes of an idea: one of its own where it is free, or does not listen."""
+        """Give the idea that the model follows: one of its own where it is free, or ignores the prompt."""
         if idea in FREE or rng.random() < self.assumptions.ignores:
             return f"own {rng.randrange(20)}"
         return idea
@@ -184,7 +184,7 @@ def kernel_in(text: str) -> SimulatedKernel | None:
 
 @dataclass
 class SimulatedProvider:
-    """Answers after a time drawn from `latency_s`, in the loop's own seconds."""
+    """Answers after a time drawn from `latency_s`, in the event loop's seconds."""
 
     seed: int = 0
     assumptions: Assumptions = STANDARD
