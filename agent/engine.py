@@ -5,7 +5,6 @@ after a kill are the same code.
 """
 
 import asyncio
-import hashlib
 import random
 import re
 from collections import defaultdict, deque
@@ -351,18 +350,14 @@ class _Search:
             raise self.trouble
 
 
+GRAVITY = (NoMoreAnswers, AnswerPending, ProviderError, BaseException)
+
+
 def _gravity(trouble: BaseException | None) -> int:
     """Rank errors: of several the gravest ends the search, and the first of those alike."""
-    match trouble:
-        case None:
-            return 0
-        case NoMoreAnswers():
-            return 1
-        case AnswerPending():
-            return 2
-        case ProviderError():
-            return 3
-    return 4
+    if trouble is None:
+        return -1
+    return next(rank for rank, kind in enumerate(GRAVITY) if isinstance(trouble, kind))
 
 
 def next_to_confirm(view: View, count: int) -> Attempt | None:
@@ -384,7 +379,8 @@ def next_to_confirm(view: View, count: int) -> Attempt | None:
     return view.best if view.best in open_ones and done < 2 * count else None
 
 
-NOTHING_ASKED = hashlib.sha256(b"").hexdigest()
+NOT_SENT: dict[str, Any] = {"request_digest": "", "temperature": None, "max_tokens": None, "sample": 0}
+"""The fields of a request for tuning, where no provider is asked."""
 
 
 class PreparedAsk(NamedTuple):
@@ -408,27 +404,21 @@ class Decider:
 
     def decide(self, view: View, room: int) -> list[PreparedAsk] | Stop:
         """Decide on at most `room` asks; none to wait; or the end, which counts once nothing is pending."""
-        reason = near_floor(view, self.config.near_floor) or self.limit(view)
-        reason = reason or exceeded(self.config.budget, spent(view, self.prices))
-        if reason is not None:
+        config = self.config
+        reason = near_floor(view, config.near_floor) or self.limit(view)
+        if reason := reason or exceeded(config.budget, spent(view, self.prices)):
             return Stop(reason=reason)
-        if to_screen(view, self.config) is not None:
+        if to_screen(view, config) is not None:
             return []
-        tunings = to_judge(view, self.config)
-        if tunings:
+        if tunings := to_judge(view, config):
             steps = [Step("tune", parent.number, "constants", setting) for parent, setting in tunings]
             return self._opened(view, steps[:room], room)
-        reason = out_of_attempts(view, self.config)
-        if reason is not None:
+        if reason := out_of_attempts(view, config):
             return Stop(reason=reason)
-        advice = advice_steps(view, self.config)
+        advice = advice_steps(view, config)
         if advice or any(attempt.advises for attempt in view.pending):
             return self._opened(view, advice[:room], room)
-        return self._by_strategy(view, room)
-
-    def _by_strategy(self, view: View, room: int) -> list[PreparedAsk] | Stop:
-        left = self.config.attempts + view.granted - view.spent
-        allowed = min(room, left)
+        allowed = min(room, config.attempts + view.granted - view.spent)
         decision = self.strategy.propose(view, allowed, self._rng(view))
         if isinstance(decision, Stop):
             return decision
@@ -437,55 +427,47 @@ class Decider:
 
     def _check(self, view: View, steps: list[Step], room: int) -> None:
         finished = {None, *(attempt.number for attempt in view.attempts if attempt.finished)}
+        fault = None
         if not steps and not view.pending:
-            raise StrategyError(
-                f"strategy {self.config.strategy!r} waits although nothing is pending; correct its propose"
-            )
-        if len(steps) > room or any(step.parent not in finished for step in steps):
-            raise StrategyError(
-                f"strategy {self.config.strategy!r} broke its rules: at most {room} steps, each from a finished "
-                "attempt; correct its propose"
-            )
+            fault = "waits although nothing is pending"
+        elif len(steps) > room or any(step.parent not in finished for step in steps):
+            fault = f"broke its rules: at most {room} steps, each from a finished attempt"
+        if fault:
+            raise StrategyError(f"strategy {self.config.strategy!r} {fault}; correct its propose")
 
     def _rng(self, view: View) -> random.Random:
         return random.Random(f"{self.config.seed}/{self.problem.name}/{view.next_number}")
 
     def _opened(self, view: View, steps: list[Step], room: int) -> list[PreparedAsk]:
-        rng = self._rng(view)
+        """Make the asks of one decision, each with its model, prompt and request."""
+        config, rng = self.config, self._rng(view)
         opened: list[PreparedAsk] = []
-        for at, step in enumerate(steps):
+        before = [(one.prompt.digest, one.ask.model) for one in view.attempts]
+        for number, step in enumerate(steps, start=view.next_number):
             ask = Ask(
-                attempt=view.next_number + at,
+                attempt=number,
                 problem=self.problem.name,
-                target=self.config.target,
-                model=choose_model(view, self.config, self.prices, rng),
+                target=config.target,
+                model=choose_model(view, config, self.prices, rng),
                 **step._asdict(),
             )
+            text, sent = "", NOT_SENT | {"prompt": PromptOutline.empty(ask.role, ask.target)}
+            if ask.role != "tune":
+                prompt = render(self.brief_for(self.problem, view, ask), without=frozenset(config.without))
+                request = Request(
+                    model=ask.model,
+                    prompt=prompt.text,
+                    temperature=config.temperature,
+                    max_tokens=config.max_tokens,
+                    sample=before.count((prompt.digest, ask.model)),
+                )
+                text, sent = prompt.text, request.model_dump(include={"temperature", "max_tokens", "sample"})
+                sent |= {"prompt": PromptOutline.of(prompt), "request_digest": request.digest}
+                before.append((prompt.digest, ask.model))
             decision = Decision(first=view.next_number, room=room)
-            opened.append(self._prepared(view, ask, decision, [one.asked for one in opened]))
+            asked = Asked(problem=self.problem.name, attempt=number, ask=ask, decision=decision, **sent)
+            opened.append(PreparedAsk(asked, text))
         return opened
-
-    def _prepared(self, view: View, ask: Ask, decision: Decision, beside: list[Asked]) -> PreparedAsk:
-        known: dict[str, Any] = {"problem": self.problem.name, "attempt": ask.attempt, "ask": ask, "decision": decision}
-        if ask.role == "tune":  # nobody is asked
-            nothing = PromptOutline(
-                role="tune", target=ask.target, digest=NOTHING_ASKED, stable_digest=NOTHING_ASKED, sections=()
-            )
-            known |= {"prompt": nothing, "request_digest": "", "temperature": None, "max_tokens": None, "sample": 0}
-            return PreparedAsk(Asked(**known), "")
-        prompt = render(self.brief_for(self.problem, view, ask), without=frozenset(self.config.without))
-        before = [(one.prompt.digest, one.ask.model) for one in view.attempts]
-        before += [(one.prompt.digest, one.ask.model) for one in beside]
-        request = Request(
-            model=ask.model,
-            prompt=prompt.text,
-            temperature=self.config.temperature,
-            max_tokens=self.config.max_tokens,
-            sample=before.count((prompt.digest, ask.model)),
-        )
-        known |= {"prompt": PromptOutline.of(prompt), "request_digest": request.digest}
-        known |= request.model_dump(include={"temperature", "max_tokens", "sample"})
-        return PreparedAsk(Asked(**known), prompt.text)
 
 
 CUT_OFF = "length"

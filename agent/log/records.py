@@ -59,6 +59,12 @@ class PromptOutline(Record):
             sections=tuple(spans),
         )
 
+    @classmethod
+    def empty(cls, role: Role, target: Target) -> Self:
+        """Make the outline of an attempt without a prompt."""
+        digest = hashlib.sha256(b"").hexdigest()
+        return cls(role=role, target=target, digest=digest, stable_digest=digest, sections=())
+
     def filled(self, text: str) -> Prompt:
         sections = (
             Section(name=span.name, text=text[span.start : span.end], stable=span.stable) for span in self.sections

@@ -1,7 +1,7 @@
 """Providers: what answers a request, how one is found by its name, and the cache of replies.
 
-Each other file of this folder is a provider, named as `--provider` takes it, whose `provider(options, run)` makes one. No
-key is ever in a record.
+Each other file of this folder is a provider, named as `--provider` takes it, whose `provider(options, run)` makes one.
+No key is ever in a record.
 """
 
 import contextlib
