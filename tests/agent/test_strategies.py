@@ -9,8 +9,9 @@ import pytest
 import kernelwright.agent.strategies
 from kernelwright.agent.config import SearchConfig
 from kernelwright.agent.log.view import View
+from kernelwright.agent.replies import NotExtracted
 from kernelwright.agent.strategies import GROUP, SHIPPED, Stop, StrategyError, load_strategy
-from tests.agent.strategies.test_refine import view_of
+from tests.support.search import attempt, view_of
 
 CONFIG = SearchConfig(model="m", attempts=40, drafts=2, repairs=2, patience=5)
 RIGHT, FAST = ("propose", None, "one simple kernel", 1.0), ("propose", None, "work in blocks", 3.0)
@@ -164,3 +165,100 @@ def test_refine_drafts_another_design_after_a_dry_spell():
     rows = [RIGHT, FAST, *[("improve", 2, f"i{n}", 2.5) for n in range(6)]]
     config = CONFIG.model_copy(update={"patience": 20})
     assert proposal("refine", view_of(*rows), config=config)[0].role == "propose"
+
+
+REFINE = SearchConfig(model="m", attempts=20, drafts=2, repairs=2, patience=3, runner_up=0)
+
+
+def refined(view, slots=1, config=REFINE, seed=0):
+    return load_strategy("refine", config).propose(view, slots, random.Random(seed))
+
+
+def steps(view, slots=1, config=REFINE):
+    return [(step.role, step.parent) for step in refined(view, slots, config)]
+
+
+BAD = ("propose", None, "a", None)
+GOOD = ("propose", None, "b", 1.5)
+WAITING = ("propose", None, "b", ...)
+
+
+NO_REPAIRS = REFINE.model_copy(update={"repairs": 0})
+
+
+@pytest.mark.parametrize(
+    ("rows", "config", "step"),
+    [
+        ([], REFINE, ("propose", None)),
+        ([BAD], REFINE, ("propose", None)),
+        ([BAD, GOOD], REFINE, ("repair", 1)),
+        ([BAD, GOOD, ("repair", 1, "a", None)], REFINE, ("repair", 3)),
+        ([BAD, GOOD, ("repair", 1, "a", None), ("repair", 3, "a", None)], REFINE, ("improve", 2)),
+        ([BAD, GOOD], NO_REPAIRS, ("improve", 2)),
+        ([BAD, GOOD, ("repair", 1, "a", ...)], REFINE, ("improve", 2)),
+        ([GOOD, GOOD, ("improve", 1, "c", None)], REFINE, ("repair", 3)),
+        ([("propose", None, "a", 3.0), GOOD], REFINE, ("improve", 1)),
+        ([BAD, BAD], NO_REPAIRS, ("propose", None)),
+    ],
+    ids=[
+        "it begins with a draft",
+        "the second draft comes before the repair of the first",
+        "a failed draft is repaired",
+        "a repair that failed is repaired in turn",
+        "after enough repairs in a row the best is improved",
+        "without repairs the best is improved at once",
+        "what is being repaired is not repaired twice",
+        "an improvement that failed is repaired",
+        "the best is improved and not the latest",
+        "when nothing passed and nothing can be repaired it starts afresh",
+    ],
+)
+def test_the_next_step_follows_from_the_view(rows, config, step):
+    assert steps(view_of(*rows), config=config) == [step]
+
+
+@pytest.mark.parametrize(("rows", "count"), [([], 2), ([GOOD, GOOD], 3)], ids=["drafts", "improvements"])
+def test_steps_in_several_slots_have_different_ideas(rows, count):
+    found = refined(view_of(*rows), slots=3)
+    assert len(found) == len({step.idea for step in found}) == count
+
+
+def test_a_repair_keeps_the_idea_of_what_it_repairs():
+    assert refined(view_of(BAD, GOOD))[0].idea == "a"
+
+
+def test_a_reply_without_a_candidate_is_repaired_too():
+    silent = attempt(1, "propose", None, "a", ...).model_copy(
+        update={"extraction": NotExtracted(kind="no_code", detail="There is none.")}
+    )
+    view = View(problem="p", attempts=(silent, attempt(2, *GOOD)))
+    assert steps(view) == [("repair", 1)]
+
+
+def test_each_improvement_of_one_attempt_has_another_idea():
+    first = refined(view_of(GOOD, GOOD))[0].idea
+    second = refined(view_of(GOOD, GOOD, ("improve", 1, first, 1.4)))[0].idea
+    assert first != second
+
+
+def test_it_waits_for_a_draft_before_it_starts_afresh():
+    assert refined(view_of(BAD, WAITING), config=NO_REPAIRS) == []
+
+
+@pytest.mark.parametrize("speedup", [1.2, 1.5, 1.5 * 1.019], ids=["slower", "equal", "within two percent"])
+def test_it_stops_after_improvements_without_gain(speedup):
+    rows = [GOOD, GOOD] + [("improve", 1, f"i{n}", speedup) for n in range(3)]
+    stop = refined(view_of(*rows))
+    assert isinstance(stop, Stop) and "3 improvements" in stop.reason
+
+
+def test_a_gain_and_small_gains_that_add_up_to_one_renew_its_patience():
+    rows = [GOOD, GOOD] + [("improve", 1, f"i{n}", 1.2) for n in range(2)] + [("improve", 1, "x", 1.6)]
+    assert steps(view_of(*rows)) == [("improve", 5)]
+    rows = [GOOD, GOOD] + [("improve", 1, f"i{n}", 1.5 * 1.009 ** (n + 1)) for n in range(3)]
+    assert steps(view_of(*rows)) == [("improve", 5)]
+
+
+def test_an_unknown_strategy_is_told_with_those_that_there_are():
+    with pytest.raises(StrategyError, match=r"'refyne'.* refine"):
+        load_strategy("refyne", REFINE)
