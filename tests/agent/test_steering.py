@@ -223,11 +223,6 @@ def test_what_16_bits_allow_is_tried_only_there():
     assert len(more) == 2 and "tensor cores fed ahead" in more
 
 
-def test_names_of_ideas_are_unique():
-    bank = [idea.name for idea in idea_bank()]
-    assert len(set(bank)) == len(bank)
-
-
 @pytest.mark.parametrize("target", ["cpp", "cuda", "triton"])
 @pytest.mark.parametrize("role", ["propose", "improve"])
 def test_every_target_has_ideas_for_every_role(target, role):

@@ -119,11 +119,6 @@ def test_an_event_bears_the_time_at_which_it_could_be_written(log):
     assert waiting.result().time >= let_go
 
 
-def test_the_file_is_in_wal_mode(log):
-    with sqlite3.connect(log.folder / "run.db") as connection:
-        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-
-
 def test_a_folder_in_use_two_problems_of_one_name_and_an_unknown_blob_are_told(log, tmp_path):
     with pytest.raises(RunLogError, match="not empty"):
         new_log(log.folder)

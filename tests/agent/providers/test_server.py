@@ -1,3 +1,5 @@
+"""Servers of models: both wire formats, their failures, keys, and proxies in between; over real HTTP."""
+
 import asyncio
 import json
 import re
@@ -8,9 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kernelwright.agent.log.records import Ask, Request
-from kernelwright.agent.providers import OpenAISettings, ProviderError
-from kernelwright.agent.providers.server import OpenAIProvider
+from kernelwright.agent.providers import OpenAISettings, ProviderError, local
+from kernelwright.agent.providers.server import OpenAIProvider, proxy_for
 from kernelwright.prompts import Prompt
+from kernelwright.sandbox.machine.cache import VARIABLE
 from tests.support.search import CONFIG, PROBLEM, new_log, reply_with, searched
 
 KEY = "sk-a-very-secret-key"
@@ -78,7 +81,7 @@ class Server:
 
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch):
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
 
@@ -288,3 +291,164 @@ def test_a_whole_search_runs_over_http(tmp_path):
         view = searched(log, provider=provider_at(server.url), config=CONFIG.model_copy(update={"attempts": 2}))
     assert view.best.number == 1
     assert PROBLEM.source in server.bodies[0]["messages"][0]["content"]
+
+
+def responded(*answers, **options):
+    return asked(*answers, api="responses", **options)
+
+
+def unanswered(*answers, **options):
+    return refused(*answers, api="responses", **options)
+
+
+def message(text="Hello.", kind="output_text"):
+    words = "refusal" if kind == "refusal" else "text"
+    content = [{"type": kind, words: text, "annotations": []}]
+    return {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": content}
+
+
+def response(*output, status="completed", **fields):
+    head = {"id": "resp-1", "object": "response", "created_at": 1, "model": "some-model-0125", "status": status}
+    return head | {"output": list(output or [message()])} | fields
+
+
+def test_an_ordinary_answer_to_an_input_and_a_limit_becomes_a_reply():
+    limited = REQUEST.model_copy(update={"max_tokens": 9})
+    reply, server = responded(Answer(response(), x_request_id="req-7"), request=limited)
+    assert (reply.text, reply.finish_reason, reply.model) == ("Hello.", "stop", "some-model-0125")
+    assert (reply.provider, reply.provider_request_id) == ("responses", "req-7")
+    assert server.bodies == [{"model": "some-model", "input": "Write a kernel.", "max_output_tokens": 9}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [((message("One, "), message("two.")), "One, two."), ((message("I will not.", "refusal"),), "I will not.")],
+    ids=["the parts of several", "a refusal where there is no other"],
+)
+def test_the_texts_of_messages_are_one(messages, text):
+    assert responded(Answer(response(*messages)))[0].text == text
+
+
+@pytest.mark.parametrize("field", ["summary", "content"])
+def test_reasoning_is_read_from_its_summary_and_from_its_words(field):
+    thought = {"type": "reasoning", "id": "r", "summary": [], field: [{"type": "any_text", "text": "Let me think."}]}
+    reply, _ = responded(Answer(response(thought, message())))
+    assert (reply.text, reply.reasoning) == ("Hello.", "Let me think.")
+
+
+@pytest.mark.parametrize(("reason", "said"), [("max_output_tokens", "length"), ("content_filter", "content_filter")])
+def test_an_incomplete_answer_says_why(reason, said):
+    reply, _ = responded(Answer(response(status="incomplete", incomplete_details={"reason": reason})))
+    assert reply.finish_reason == said
+
+
+def test_an_answer_that_is_as_long_as_its_limit_was_cut_off_whatever_the_server_says():
+    usage = {"input_tokens": 1, "output_tokens": 9}
+    reply, _ = responded(Answer(response(usage=usage)), request=REQUEST.model_copy(update={"max_tokens": 9}))
+    assert reply.finish_reason == "length"
+
+
+def test_an_answer_that_failed_is_a_passing_failure_in_the_servers_words():
+    error = unanswered(Answer(response(status="failed", error={"code": "server_error", "message": "out of memory"})))
+    assert "(out of memory)" in str(error)
+    assert error.retryable
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        (
+            {key.replace("prompt", "input").replace("completion", "output"): DETAILED[key] for key in DETAILED},
+            (9, 4, 3, 8, 6),
+        ),
+        ({"input_tokens": 9, "output_tokens": 8, "output_tokens_details": None}, (9, None, None, 8, None)),
+        ({"input_tokens": "many"}, (None, None, None, None, None)),
+        (None, (None, None, None, None, None)),
+    ],
+    ids=["openai", "llama.cpp", "nonsense", "none"],
+)
+def test_usage_of_a_response_is_read_and_what_is_unknown_is_none(usage, expected):
+    assert used(responded(Answer(response(usage=usage)))) == (*expected, None)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Answer("<html>Welcome</html>"), Answer({"status": "ok"}), Answer(["no", "object"]), Answer({"output": "words"})],
+    ids=["page", "other object", "list", "output that is no list"],
+)
+def test_what_is_no_response_is_told_with_the_address(answer):
+    error = unanswered(answer)
+    assert "http://127.0.0.1:" in str(error) and "with a response" in str(error)
+    assert "--base-url" in str(error) and "OPENAI_BASE_URL" in str(error)
+
+
+def test_a_server_without_responses_is_told():
+    error = unanswered(Answer({"error": {"message": "not here"}}, status=404))
+    assert "(404: not here)" in str(error) and "responses" in str(error)
+
+
+class Refusing(BaseHTTPRequestHandler):
+    def refuse(self):
+        self.send_response(403)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_CONNECT = do_GET = do_POST = refuse
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def proxy(no_proxy, monkeypatch):
+    """The refusing proxy's host and port; the environment names it, with a password."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    place = f"127.0.0.1:{server.server_port}"
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, f"http://me:hush@{place}")
+    yield place
+    server.shutdown()
+    server.server_close()
+
+
+def refused_at(address):
+    provider = OpenAIProvider(OpenAISettings(base_url=address, max_retries=0), {"OPENAI_API_KEY": "sk-something"})
+    with pytest.raises(ProviderError) as caught:
+        asyncio.run(provider.complete(REQUEST, ASK, PROMPT))
+    return str(caught.value)
+
+
+def test_a_proxy_that_lets_no_tunnel_through_is_named(proxy):
+    said = refused_at("https://models.invalid/v1")
+    assert "https://models.invalid" in said and f"the proxy {proxy} (403 " in said
+    assert "NO_PROXY" in said
+
+
+def test_a_proxy_that_answers_in_the_servers_place_is_named_beside_the_key(proxy):
+    said = refused_at("http://models.invalid/v1")
+    assert f"the proxy {proxy}" in said and "(403)" in said and "OPENAI_API_KEY" in said
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_the_password_of_a_proxy_is_not_told(proxy, scheme):
+    assert "hush" not in refused_at(f"{scheme}://models.invalid/v1")
+
+
+def test_a_server_that_no_proxy_is_for_has_none(proxy, monkeypatch):
+    monkeypatch.setenv("no_proxy", "models.invalid")
+    assert proxy_for("https://models.invalid/v1") == ""
+
+
+def test_a_proxy_may_be_named_without_a_scheme_and_for_all(no_proxy, monkeypatch):
+    monkeypatch.setenv("all_proxy", "proxy.invalid:3128")
+    assert proxy_for("https://models.invalid/v1") == "proxy.invalid:3128"
+
+
+@pytest.mark.slow
+def test_the_small_model_that_a_proxy_holds_back_is_told_with_the_proxys_answer(proxy, monkeypatch, tmp_path):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(ProviderError, match=r"403 Forbidden.* proxy"):
+        local.fetch()
