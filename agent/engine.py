@@ -13,24 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from kernelwright.agent.config import SearchConfig
-from kernelwright.agent.log.events import (
-    Asked,
-    AskedAgain,
-    AtFault,
-    CandidateExtracted,
-    Confirmed,
-    Equipped,
-    Event,
-    JudgedAttempt,
-    Kept,
-    MeasuredProblem,
-    NoCandidate,
-    Noted,
-    ProviderFailed,
-    RunLogError,
-    Screened,
-    Stopped,
-)
+from kernelwright.agent.log import events
 from kernelwright.agent.log.records import (
     Ask,
     Attempt,
@@ -105,7 +88,7 @@ class Parts:
     log: RunLog
     config: SearchConfig
     brief_for: Callable[[Problem, View, Ask], Brief]
-    on_event: Callable[[Event], None] = lambda event: None
+    on_event: Callable[[events.Event], None] = lambda event: None
     lore: IdeaStatistics | None = None
     """Statistics of ideas; made from the log where it is None."""
     limit: Callable[[View], str | None] = lambda view: None
@@ -132,11 +115,12 @@ USED_UP = "the recorded answers are used up"
 class _Search:
     def __init__(self, problem: Problem, parts: Parts) -> None:
         if parts.log.header.problems.get(problem.name) != problem.digest:
-            raise RunLogError(
+            raise events.RunLogError(
                 f"the run in {parts.log.folder} was not started for this version of problem {problem.name!r}; "
                 "start a new run"
             )
         self.problem = problem
+        self.name = problem.name
         self.parts = parts
         self.config = parts.config
         self.log = parts.log
@@ -182,7 +166,7 @@ class _Search:
         if self.view.config != self.config:
             lore = self.parts.lore or IdeaStatistics(self.log, self.config)
             ideas = self.view.ideas or lore.ideas(self.problem)
-            self.journal.write(Equipped(problem=self.problem.name, ideas=ideas, config=self.config))
+            self.journal.write(events.Equipped(problem=self.name, ideas=ideas, config=self.config))
 
     async def measure(self) -> None:
         """Log PyTorch's times, or why there are none; candidates may be judged all the same."""
@@ -192,7 +176,7 @@ class _Search:
         except SandboxError as error:
             why_not = str(error)
         if verdict is not None or why_not:
-            self.journal.write(MeasuredProblem(problem=self.problem.name, verdict=verdict, why_not=why_not))
+            self.journal.write(events.MeasuredProblem(problem=self.name, verdict=verdict, why_not=why_not))
 
     def start_more(self) -> None:
         """Fill the slots: with attempts that the log left open, then with decisions, which are logged first.
@@ -232,7 +216,7 @@ class _Search:
         attempt = self.view.attempt(number)
         if attempt.advises:
             if attempt.notes is None:
-                self.journal.write(noted(self.problem.name, attempt, self.log))
+                self.journal.write(noted(self.name, attempt, self.log))
         else:
             if attempt.extraction is None:
                 self.journal.write(*extracted(attempt, self.view, self.log))
@@ -254,7 +238,7 @@ class _Search:
             return
         longer = continued(prompt, first.text)
         if attempt.follow_up is None:
-            self.journal.write(asked_again(self.problem.name, attempt, longer), blobs=[longer.text])
+            self.journal.write(asked_again(self.name, attempt, longer), blobs=[longer.text])
         self.journal.write_reply(number, await self.completed(attempt, longer), again=True)
 
     async def completed(self, attempt: Attempt, prompt: Prompt) -> Reply:
@@ -266,8 +250,8 @@ class _Search:
                 raise
             except ProviderError as error:
                 self.journal.write(
-                    ProviderFailed(
-                        problem=self.problem.name,
+                    events.ProviderFailed(
+                        problem=self.name,
                         attempt=attempt.number,
                         message=str(error),
                         retryable=error.retryable,
@@ -290,7 +274,7 @@ class _Search:
                 beat, same_as = self.view.best.standing if self.view.best else None, None
                 verdict = await self.parts.evaluator.evaluate(self.problem, self.candidate(found), beat=beat)
             self.journal.write(
-                JudgedAttempt(problem=self.problem.name, attempt=attempt.number, verdict=verdict, same_as=same_as)
+                events.JudgedAttempt(problem=self.name, attempt=attempt.number, verdict=verdict, same_as=same_as)
             )
 
     async def screen(self, attempt: Attempt, settings: tuple[str, ...]) -> None:
@@ -301,7 +285,7 @@ class _Search:
         try:
             times = await self.parts.evaluator.screen(self.problem, variants)
             found = tuple(Screening(setting=one, candidate_ms=ms) for one, ms in zip(settings, times, strict=True))
-            self.journal.write(Screened(problem=self.problem.name, attempt=attempt.number, screenings=found))
+            self.journal.write(events.Screened(problem=self.name, attempt=attempt.number, screenings=found))
         finally:
             self.screening = False
 
@@ -312,7 +296,7 @@ class _Search:
                 assert attempt.candidate is not None
                 candidate = self.candidate(attempt.candidate)
                 verdict = await self.parts.evaluator.evaluate(self.problem, candidate, fresh=True)
-                self.journal.write(Confirmed(problem=self.problem.name, attempt=attempt.number, verdict=verdict))
+                self.journal.write(events.Confirmed(problem=self.name, attempt=attempt.number, verdict=verdict))
         except Exception as error:
             self.trouble = error
         self.keep_best()
@@ -323,12 +307,12 @@ class _Search:
     def keep_best(self) -> None:
         best, kept = self.view.best, self.view.kept
         if best is not None and best.standing is not None and best.number != kept:
-            name = self.problem.name
-            self.journal.write(Kept(problem=name, attempt=best.number, speedup=best.standing, previous=kept))
+            kept_now = events.Kept(problem=self.name, attempt=best.number, speedup=best.standing, previous=kept)
+            self.journal.write(kept_now)
 
     def conclude(self) -> None:
         """Log why the search ends; raise the error that ended it, unless the end is an ordinary one."""
-        fault: AtFault | None = None
+        fault: events.AtFault | None = None
         match self.trouble:
             case NoMoreAnswers() | None:
                 reason = USED_UP if self.trouble else self.stop.reason if self.stop else None
@@ -345,7 +329,7 @@ class _Search:
             case trouble:
                 raise trouble
         if reason is not None and (fault or self.view.stopped != reason):
-            self.journal.write(Stopped(problem=self.problem.name, reason=reason, fault=fault))
+            self.journal.write(events.Stopped(problem=self.name, reason=reason, fault=fault))
         if isinstance(self.trouble, ProviderError | SandboxError):
             raise self.trouble
 
@@ -386,7 +370,7 @@ NOT_SENT: dict[str, Any] = {"request_digest": "", "temperature": None, "max_toke
 class PreparedAsk(NamedTuple):
     """An ask as it is logged, with its prompt's text, which is empty for tuning."""
 
-    asked: Asked
+    asked: events.Asked
     text: str
 
 
@@ -465,7 +449,7 @@ class Decider:
                 sent |= {"prompt": PromptOutline.of(prompt), "request_digest": request.digest}
                 before.append((prompt.digest, ask.model))
             decision = Decision(first=view.next_number, room=room)
-            asked = Asked(problem=self.problem.name, attempt=number, ask=ask, decision=decision, **sent)
+            asked = events.Asked(problem=self.problem.name, attempt=number, ask=ask, decision=decision, **sent)
             opened.append(PreparedAsk(asked, text))
         return opened
 
@@ -493,17 +477,21 @@ def replies_of(attempt: Attempt, log: RunLog) -> tuple[Reply, Reply | None]:
     return log.reply(attempt.reply_digest), log.reply(again) if again else None
 
 
-def asked_again(problem: str, attempt: Attempt, longer: Prompt) -> AskedAgain:
+def asked_again(problem: str, attempt: Attempt, longer: Prompt) -> events.AskedAgain:
     digest = attempt.request(longer.text).digest
-    return AskedAgain(problem=problem, attempt=attempt.number, prompt_digest=longer.digest, request_digest=digest)
+    return events.AskedAgain(
+        problem=problem, attempt=attempt.number, prompt_digest=longer.digest, request_digest=digest
+    )
 
 
-def noted(problem: str, attempt: Attempt, log: RunLog) -> Noted:
+def noted(problem: str, attempt: Attempt, log: RunLog) -> events.Noted:
     notes = notes_in(replies_of(attempt, log)[0].text)
-    return Noted(problem=problem, attempt=attempt.number, notes=notes)
+    return events.Noted(problem=problem, attempt=attempt.number, notes=notes)
 
 
-def extracted(attempt: Attempt, view: View, log: RunLog) -> tuple[CandidateExtracted | NoCandidate, list[str]]:
+def extracted(
+    attempt: Attempt, view: View, log: RunLog
+) -> tuple[events.CandidateExtracted | events.NoCandidate, list[str]]:
     """Find the attempt's candidate, in its replies or by other constants in its parent's; the event and its texts."""
     if attempt.ask.role == "tune":
         parent = view.attempt(attempt.ask.parent or 0).candidate
@@ -514,9 +502,9 @@ def extracted(attempt: Attempt, view: View, log: RunLog) -> tuple[CandidateExtra
     else:
         found = read(*replies_of(attempt, log))
         if isinstance(found, NotExtracted):
-            return NoCandidate(problem=view.problem, attempt=attempt.number, why=found), []
+            return events.NoCandidate(problem=view.problem, attempt=attempt.number, why=found), []
         source, candidate = found.source, found_candidate(found)
-    return CandidateExtracted(problem=view.problem, attempt=attempt.number, candidate=candidate), [source]
+    return events.CandidateExtracted(problem=view.problem, attempt=attempt.number, candidate=candidate), [source]
 
 
 def found_candidate(found: Extraction) -> FoundCandidate:

@@ -9,22 +9,7 @@ from pathlib import Path
 
 from kernelwright.agent.briefs import BriefMaker, sheet_in
 from kernelwright.agent.engine import Decider, PreparedAsk, asked_again, extracted, noted, replies_of
-from kernelwright.agent.log.events import (
-    Asked,
-    AskedAgain,
-    Body,
-    CandidateExtracted,
-    Equipped,
-    Event,
-    JudgedAttempt,
-    Kept,
-    NoCandidate,
-    Noted,
-    OfAttempt,
-    OfProblem,
-    Replied,
-    RepliedAgain,
-)
+from kernelwright.agent.log import events
 from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.store import RunLog, Setting
 from kernelwright.agent.log.view import View
@@ -33,7 +18,7 @@ from kernelwright.agent.strategies import Stop, load_strategy
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts import TargetVersions, continued
 
-Made = tuple[Body, list[str]]
+Made = tuple[events.Body, list[str]]
 
 
 class ReplayDiffers(Exception):
@@ -67,8 +52,10 @@ class _Player:
         self.count = 1
         self.opened: defaultdict[str, deque[PreparedAsk]] = defaultdict(deque)
 
-    def play(self, event: Event) -> None:
-        assert isinstance(event.body, OfProblem), "only the first event is of no problem, and it is made with the log"
+    def play(self, event: events.Event) -> None:
+        assert isinstance(event.body, events.OfProblem), (
+            "only the first event is of no problem, and it is made with the log"
+        )
         view = self.views.get(event.body.problem) or View(problem=event.body.problem)
         body, texts = self.made(event.body, view)
         if body != event.body:
@@ -81,48 +68,50 @@ class _Player:
         logged = self.again.append(body, texts)
         self.count = logged.seq
         # With the recorded time, since a budget of wall seconds is decided by it.
-        self.views[view.problem] = view.after(Event(seq=logged.seq, time=event.time, body=body))
+        self.views[view.problem] = view.after(events.Event(seq=logged.seq, time=event.time, body=body))
 
-    def made(self, body: OfProblem, view: View) -> Made:
+    def made(self, body: events.OfProblem, view: View) -> Made:
         match body:
-            case Equipped():
+            case events.Equipped():
                 return self.equipped(body), []
-            case Asked():
+            case events.Asked():
                 return self.asked(body, view)
-            case Kept():
+            case events.Kept():
                 return self.kept(body, view), []
-            case OfAttempt():
+            case events.OfAttempt():
                 return self.of_attempt(body, view.attempt(body.attempt), view)
             case other:
                 return other, []  # type: ignore[return-value]  # the rest of the union
 
-    def of_attempt(self, body: OfAttempt, attempt: Attempt, view: View) -> Made:
+    def of_attempt(self, body: events.OfAttempt, attempt: Attempt, view: View) -> Made:
         match body:
-            case Replied() | RepliedAgain():
+            case events.Replied() | events.RepliedAgain():
                 return body, [self.recorded.text(body.reply_digest)]
-            case AskedAgain():
+            case events.AskedAgain():
                 longer = continued(self.again.prompt(attempt.prompt), replies_of(attempt, self.again)[0].text)
                 return asked_again(body.problem, attempt, longer), [longer.text]
-            case CandidateExtracted() | NoCandidate():
+            case events.CandidateExtracted() | events.NoCandidate():
                 return extracted(attempt, view, self.again)
-            case Noted():
+            case events.Noted():
                 return noted(body.problem, attempt, self.again), []
-            case JudgedAttempt():
+            case events.JudgedAttempt():
                 known = view.first_with(attempt.candidate.identity) if attempt.candidate else None
                 same_as = None if known is None else known.number
                 verdict = known.verdict if known and known.verdict else body.verdict
-                return JudgedAttempt(problem=body.problem, attempt=body.attempt, verdict=verdict, same_as=same_as), []
+                return events.JudgedAttempt(
+                    problem=body.problem, attempt=body.attempt, verdict=verdict, same_as=same_as
+                ), []
             case other:
                 return other, []  # type: ignore[return-value]  # the rest of the union
 
-    def equipped(self, body: Equipped) -> Equipped:
+    def equipped(self, body: events.Equipped) -> events.Equipped:
         """Ideas by the wins of this run come out again; those by other runs' wins are taken as recorded."""
         if body.config.learn_from or body.problem in self.views:
             return body
         ideas = IdeaStatistics(self.again, body.config).ideas(self.recorded.problem(body.problem))
-        return Equipped(problem=body.problem, ideas=ideas, config=body.config)
+        return events.Equipped(problem=body.problem, ideas=ideas, config=body.config)
 
-    def asked(self, body: Asked, view: View) -> Made:
+    def asked(self, body: events.Asked, view: View) -> Made:
         if body.decision is None or view.config is None:
             return body, [self.recorded.text(body.prompt.digest)]
         queue = self.opened[body.problem]
@@ -136,7 +125,7 @@ class _Player:
         opened = queue.popleft() if queue else None
         return (opened.asked, [opened.text]) if opened else (body, [])
 
-    def decider(self, body: Asked, view: View) -> Decider:
+    def decider(self, body: events.Asked, view: View) -> Decider:
         config = view.config
         assert config is not None
         versions = TargetVersions.model_validate(self.recorded.header.config.get("versions") or {})
@@ -146,8 +135,8 @@ class _Player:
         strategy = load_strategy(config.strategy, config)
         return Decider(self.recorded.problem(body.problem), config, strategy, briefs, load_prices(config.prices))
 
-    def kept(self, body: Kept, view: View) -> Kept:
+    def kept(self, body: events.Kept, view: View) -> events.Kept:
         best = view.best
         if best is None or best.standing is None:
             raise ReplayDiffers(f"attempt {body.attempt} of {body.problem!r} was kept and nothing is the best now")
-        return Kept(problem=body.problem, attempt=best.number, speedup=best.standing, previous=view.kept)
+        return events.Kept(problem=body.problem, attempt=best.number, speedup=best.standing, previous=view.kept)
