@@ -31,8 +31,7 @@ from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, floor_of
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, EAGER, Failed, Measurement, Passed
 
 CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
-FALLBACK_GPU = "H100"
-"""The device of prompts for a GPU target on a machine without a known GPU."""
+FALLBACK_GPU = "H100"  # the device of prompts for a GPU target on a machine without a known GPU
 
 
 def sheet_for(target: str, name: str | None = None, ordinal: int = 0) -> prompts.DeviceSheet:
@@ -172,8 +171,7 @@ class BriefMaker:
 
     device: prompts.DeviceSheet
     versions: prompts.TargetVersions
-    texts: RunLog
-    """The source of texts that the record names by digest."""
+    texts: RunLog  # the source of texts that the record names by digest
     history_tokens: int = 2000
 
     def __call__(self, problem: Problem, view: View, ask: Ask) -> prompts.Brief:

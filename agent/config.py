@@ -20,10 +20,8 @@ class Budget(Record):
     """Input and output tokens. With a limit, a reply of unknown usage ends the search."""
     usd: float | None = Field(default=None, gt=0)
     """By the provider's own statement or the price table. With a limit, an unknown price ends the search."""
-    judge_s: float | None = Field(default=None, gt=0)
-    """Seconds of judging, over all stages."""
-    wall_s: float | None = Field(default=None, gt=0)
-    """Wall seconds, those between two processes of one run left out."""
+    judge_s: float | None = Field(default=None, gt=0)  # seconds of judging, over all stages
+    wall_s: float | None = Field(default=None, gt=0)  # wall seconds, those between two processes of one run left out
 
 
 class SearchConfig(Record):
@@ -31,22 +29,16 @@ class SearchConfig(Record):
 
     target: Target = "cpp"
     model: str
-    strategy: str = "refine"
-    """The name of a strategy, or `path/to/file.py:function`."""
+    strategy: str = "refine"  # the name of a strategy, or `path/to/file.py:function`
     attempts: int = Field(default=10, ge=1)
     """The number of attempts for each problem. Tuning and advice do not count."""
-    budget: Budget = Budget()
-    """Further limits for each problem."""
-    batch: Budget = Budget()
-    """Further limits for all problems of the run together."""
-    share: bool = True
-    """Give attempts that a problem leaves unspent to those with the highest expected gain."""
-    drafts: int = Field(default=3, ge=1)
-    """First versions from the reference, each with an idea of its own."""
+    budget: Budget = Budget()  # further limits for each problem
+    batch: Budget = Budget()  # further limits for all problems of the run together
+    share: bool = True  # give attempts that a problem leaves unspent to those with the highest expected gain
+    drafts: int = Field(default=3, ge=1)  # first versions from the reference, each with an idea of its own
     repairs: int = Field(default=2, ge=0)
     """Repairs in a row before a failure is given up, where about half of the repairs pass."""
-    patience: int = Field(default=20, ge=1)
-    """Improvements without a gain before the search ends."""
+    patience: int = Field(default=20, ge=1)  # improvements without a gain before the search ends
     gain: float = Field(default=0.02, ge=0)
     """The least share by which an attempt must be faster than the best so far to count as a gain."""
     runner_up: int = Field(default=4, ge=0)
@@ -62,29 +54,21 @@ class SearchConfig(Record):
     choice: Literal["escalate", "bandit"] = "escalate"
     """`escalate`: the next model after `stall` attempts without a gain. `bandit`: the best gain a USD, by trial."""
     stall: int = Field(default=6, ge=1)
-    advisers: tuple[Adviser, ...] = ()
-    """Roles of further asks, for advice; off by default."""
+    advisers: tuple[Adviser, ...] = ()  # roles of further asks, for advice; off by default
     slots: int = Field(default=1, ge=1)
     """Concurrent attempts for a problem. Above 1 a second run makes the same decisions only in `lockstep`."""
-    lockstep: bool = False
-    """Decide only when nothing is running: slower, and independent of the order of the answers."""
+    lockstep: bool = False  # decide only when nothing is running: slower, and independent of the order of the answers
     problems_at_once: int = Field(default=1, ge=1)
     without: tuple[str, ...] = ()
     history_tokens: int = Field(default=2000, ge=0)
     """The table of earlier attempts is cut to about this, the least telling rows first."""
-    measure: bool = True
-    """Judge the reference once before the first ask, so that prompts state PyTorch's times."""
-    prices: str | None = None
-    """Path of a price table; None for the one that ships."""
-    learn: bool = True
-    """Try ideas in the order of their wins at other problems of the run; else in the bank's order."""
-    learn_from: tuple[str, ...] = ()
-    """Folders of earlier runs whose record of ideas is used as well."""
+    measure: bool = True  # judge the reference once before the first ask, so that prompts state PyTorch's times
+    prices: str | None = None  # path of a price table; None for the one that ships
+    learn: bool = True  # try ideas in the order of their wins at other problems of the run; else in the bank's order
+    learn_from: tuple[str, ...] = ()  # folders of earlier runs whose record of ideas is used as well
     seed: int = 0
-    temperature: float | None = None
-    """None leaves it to the provider."""
+    temperature: float | None = None  # None leaves it to the provider
     max_tokens: int | None = Field(default=None, ge=1)
     provider_retries: int = Field(default=2, ge=0)
     """Retries after a passing failure of the provider, beyond those of its own client."""
-    retry_delay_s: float = Field(default=10.0, ge=0)
-    """Wait before the first of these; doubled for each further one."""
+    retry_delay_s: float = Field(default=10.0, ge=0)  # wait before the first of these; doubled for each further one

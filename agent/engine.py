@@ -89,8 +89,7 @@ class Parts:
     config: SearchConfig
     brief_for: Callable[[Problem, View, Ask], Brief]
     on_event: Callable[[events.Event], None] = lambda event: None
-    lore: IdeaStatistics | None = None
-    """Statistics of ideas; made from the log where it is None."""
+    lore: IdeaStatistics | None = None  # statistics of ideas; made from the log where it is None
     limit: Callable[[View], str | None] = lambda view: None
     """A reason to stop that lies outside this problem, such as a budget of the complete run; see `Decider`."""
 
@@ -454,8 +453,7 @@ class Decider:
         return opened
 
 
-CUT_OFF = "length"
-"""The finish reason of a reply that ran into its length limit."""
+CUT_OFF = "length"  # the finish reason of a reply that ran into its length limit
 _OPENING = re.compile(r"\A\s*```\w*[ \t]*\n")
 _STARTS_OVER = re.compile(r"^```python\b[^`]*?^(?:import|from) ", re.MULTILINE | re.DOTALL)
 

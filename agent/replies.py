@@ -23,8 +23,7 @@ from kernelwright.sandbox.verdict.verdicts import Language
 
 LONGEST_SOURCE = 300_000
 """Characters. A longer text is taken for no candidate: parsing it would cost seconds and hundreds of megabytes."""
-MOST_FENCES = 16
-"""Fences behind the first bare one among which the end of a block is looked for."""
+MOST_FENCES = 16  # fences behind the first bare one among which the end of a block is looked for
 _CODE_LINE = re.compile(r"^(?:import [A-Za-z_]|from [\w.]+ import |class \w+[ \t]*[(:]|def \w+\(|@\w)", re.MULTILINE)
 """A line that a program may begin with."""
 _FENCE = re.compile(r"^(?P<margin>[ \t]*+(?:(?:[-*+]|\d+[.)])[ \t]++)*+)(?P<run>`{3,}+|~{3,}+)(?P<info>[^`\n]*)$", re.M)
@@ -36,13 +35,10 @@ class Block:
     """A part of a text that may be a program."""
 
     text: str
-    origin: str
-    """Its kind, for readers: `fenced block`."""
+    origin: str  # its kind, for readers: `fenced block`
     start: int
-    end: int
-    """Offsets of the block with its fences in the text that was read."""
-    closed: bool
-    """Whether a fence shows that the model meant to stop here."""
+    end: int  # offsets of the block with its fences in the text that was read
+    closed: bool  # whether a fence shows that the model meant to stop here
 
     @property
     def is_python(self) -> bool:
@@ -65,9 +61,9 @@ def fenced_blocks(text: str, parser: "Parser") -> list[Block]:
             heads = []
         for head, end in pairwise([at, *heads, stop]):
             closed = end == stop < len(fences)
-            behind = fences[end].end() if closed else _start(fences, end)
-            body = _body(fences, head, end)
-            blocks.append(Block(body, "fenced block", fences[head].start(), behind, closed))
+            last = fences[end] if end < len(fences) else None
+            behind = len(text) if last is None else last.end() if closed else last.start()
+            blocks.append(Block(_body(fences, head, end), "fenced block", fences[head].start(), behind, closed))
         at = stop + 1
     return blocks
 
@@ -91,13 +87,10 @@ def _closes(fence: re.Match[str], opening: re.Match[str]) -> bool:
     return is_level and not fence["info"].strip() and fence["run"].startswith(opening["run"])
 
 
-def _start(fences: list[re.Match[str]], index: int) -> int:
-    return fences[index].start() if index < len(fences) else len(fences[0].string)
-
-
 def _body(fences: list[re.Match[str]], at: int, stop: int) -> str:
     """Cut out the lines between two fences, less the indentation of the first that is not blank."""
-    text = fences[at].string[fences[at].end() + 1 : _start(fences, stop)]
+    end = fences[stop].start() if stop < len(fences) else None
+    text = fences[at].string[fences[at].end() + 1 : end]
     margin = re.match(r"(?:[ \t]*+\n)*+([ \t]*+)", text)
     width = len(margin[1]) if margin else 0
     return re.sub(rf"^[ \t]{{1,{width}}}", "", text, flags=re.MULTILINE) if width else text
@@ -139,7 +132,7 @@ class Module:
 
 
 class Broken(NamedTuple):
-    """Why a text does not parse, and on which line, counted from 1."""
+    """The first syntax error of a text, with its line, counted from 1."""
 
     line: int
     text: str
@@ -148,10 +141,8 @@ class Broken(NamedTuple):
 
 PARSE_ALLOWANCE = 2_000_000
 """Characters that one extraction parses in all: some four seconds at worst, and far above any honest reply."""
-MOST_CUTS = 8
-"""Cuts of a text at its first error in search of a prefix that parses."""
-FILENAME = "<kernelwright reply>"
-"""The name of a reply where Python names the file that it parses."""
+MOST_CUTS = 8  # cuts of a text at its first error in search of a prefix that parses
+FILENAME = "<kernelwright reply>"  # the name of a reply where Python names the file that it parses
 
 
 class Parser:
@@ -172,7 +163,6 @@ class Parser:
         return self._read[source]
 
     def is_whole(self, source: str) -> bool:
-        """Tell whether a text parses."""
         return isinstance(self.read(source), Module)
 
     def trimmed(self, text: str) -> Module | Broken:
@@ -259,19 +249,16 @@ class Extraction(Record):
     """The candidate that a reply offers."""
 
     source: str
-    how: str
-    """Its place and its number among others, for a person to read."""
+    how: str  # its place and its number among others, for a person to read
     language: Language
-    warnings: tuple[str, ...] = ()
-    """Oddities of the reply or the source; none keeps it from being judged."""
+    warnings: tuple[str, ...] = ()  # oddities of the reply or the source; none keeps it from being judged
 
 
 class NotExtracted(Record):
     """The reason why a reply offers no candidate."""
 
     kind: Literal["no_code", "truncated", "syntax_error", "no_entry_point", "refusal"]
-    detail: str
-    """One or two sentences for a repair prompt: the line at fault, or what else was found."""
+    detail: str  # one or two sentences for a repair prompt: the line at fault, or what else was found
 
 
 def extract(
@@ -297,8 +284,7 @@ def extract(
 
 LONGEST_REPLY = 1_000_000
 """Characters that are read, counted from the end: far above any honest reply, and a hostile one costs seconds."""
-MOST_TAGS = 64
-"""Tags of reasoning that are looked at."""
+MOST_TAGS = 64  # tags of reasoning that are looked at
 _WORDS = "(?:think|thinking|thought|thoughts|reasoning|seed:think)"
 _CLOSING = re.compile(rf"(?<![^`][`\"'])(?:</{_WORDS}>|\[/THINK\]|◁/think▷|<\|END_THINKING\|>)", re.IGNORECASE)
 """A closing tag, unless a single quotation mark is before it."""
@@ -340,14 +326,11 @@ class Program(NamedTuple):
 
     block: Block
     module: Module
-    closed: bool
-    """A fence or a marker shows where the model meant the code to end."""
-    parts: int = 1
-    """Blocks that the module was put together from."""
+    closed: bool  # a fence or a marker shows where the model meant the code to end
+    parts: int = 1  # blocks that the module was put together from
 
 
-MOST_PARTS = 8
-"""Blocks that one module is put together from."""
+MOST_PARTS = 8  # blocks that one module is put together from
 MOST_RAW_STARTS = 20
 
 
@@ -372,7 +355,6 @@ class Zone:
 
     @cached_property
     def named(self) -> list[Block]:
-        """The blocks that name the entry class."""
         return [block for block in self.blocks if self.entry in block.text]
 
     @cached_property

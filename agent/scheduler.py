@@ -38,21 +38,17 @@ from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, Uns
 from kernelwright.sandbox.verdict.settings import SCREEN, CompileMode, JudgingEffort, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
 
-GRANT = 4
-"""Attempts in one transfer."""
+GRANT = 4  # attempts in one transfer
 RECENT = 6
-LACKING = 3
-"""Successive problems without a verdict after which the machine counts as broken."""
+LACKING = 3  # successive problems without a verdict after which the machine counts as broken
 UNKNOWN_ROOM = math.log(2)
 """The distance to the roofline, as a logarithm, where that is unknown: enough for a gain of two."""
 
 
 class EndedSearch(NamedTuple):
     problem: Problem
-    left: int
-    """Attempts of its own budget that it did not spend; negative where it was granted some."""
-    hungry: bool
-    """It ended for want of attempts."""
+    left: int  # attempts of its own budget that it did not spend; negative where it was granted some
+    hungry: bool  # it ended for want of attempts
     expected_gain: float
 
 
@@ -65,8 +61,7 @@ class SearchErrors:
 
     def __init__(self) -> None:
         self._waits: AnswerPending | None = None
-        self._lacking: list[MachineError] = []
-        """Since the last verdict."""
+        self._lacking: list[MachineError] = []  # since the last verdict
         self._judged = False
 
     def hear(self, event: Event) -> None:

@@ -45,11 +45,9 @@ class PriceError(ValueError):
 class Price(Record):
     """USD for a million tokens."""
 
-    model: str
-    """The name as the reply or the ask gives it; * matches anything."""
+    model: str  # the name as the reply or the ask gives it; * matches anything
     input: float = Field(ge=0)
-    cached: float | None = Field(default=None, ge=0)
-    """None: the same as other input."""
+    cached: float | None = Field(default=None, ge=0)  # None: the same as other input
     output: float = Field(ge=0)
 
 
@@ -169,8 +167,7 @@ def known_sum(parts: Iterable[N | None], start: N = 0) -> N | None:
     return total
 
 
-PRIOR_WEIGHT = 2.0
-"""Attempts that the prior guess of a model's gain counts for."""
+PRIOR_WEIGHT = 2.0  # attempts that the prior guess of a model's gain counts for
 
 
 def choose_model(view: View, config: SearchConfig, prices: Prices, rng: random.Random) -> str:
@@ -229,10 +226,8 @@ def _mean_usd(attempts: Sequence[Attempt], model: str, prices: Prices) -> float 
 MOST_KNOBS, MOST_VALUES = 6, 8
 AS_IT_IS = "as it is"
 """The setting under which the candidate itself is screened, so that variants are compared like with like."""
-WORTH_JUDGING = 0.98
-"""A variant is judged if its quick time is below this share of the candidate's own quick time."""
-SCREENED_FOR_EACH = 2
-"""Variants that are screened for each one that may be judged."""
+WORTH_JUDGING = 0.98  # a variant is judged if its quick time is below this share of the candidate's own quick time
+SCREENED_FOR_EACH = 2  # variants that are screened for each one that may be judged
 _DECLARED = re.compile(r"(?:#|//)[ \t]*tune:[ \t]*(\w+)[ \t]+in[ \t]*\(([^()\n]*)\)")
 _VALUE = r"[-+]?[\w.]+"
 
@@ -312,8 +307,7 @@ def _definition(name: str) -> re.Pattern[str]:
 
 
 MOST_NOTES, LONGEST_NAME, LONGEST_NOTE = 5, 80, 800
-STUCK = 3
-"""Improvements without a gain after which a planner is asked again."""
+STUCK = 3  # improvements without a gain after which a planner is asked again
 REFLECT_EVERY = 8
 _LIST = re.compile(r"\[.*\]", re.DOTALL)
 

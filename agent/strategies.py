@@ -33,8 +33,7 @@ from kernelwright.prompts import Role, idea_bank
 
 
 class Stop(Record):
-    reason: str
-    """A few words for the user: `10 improvements in a row brought no gain`."""
+    reason: str  # a few words for the user: `10 improvements in a row brought no gain`
 
 
 class StrategyError(Exception):
@@ -45,12 +44,9 @@ class Step(NamedTuple):
     """The next thing to ask for. The engine numbers it and chooses the model."""
 
     role: Role
-    parent: int | None
-    """The finished attempt to start from; None for a first draft."""
-    idea: str
-    """A few words that name the approach."""
-    directive: str = ""
-    """The prompt's text on the approach; empty for the role's default."""
+    parent: int | None  # the finished attempt to start from; None for a first draft
+    idea: str  # a few words that name the approach
+    directive: str = ""  # the prompt's text on the approach; empty for the role's default
 
 
 class Strategy(Protocol):
@@ -91,8 +87,7 @@ def function_in(name: str, kind: str, error: type[Exception], takes: str) -> Cal
     return found
 
 
-PROMISING = 0.7
-"""A failed improvement is repaired only if its parent has at least this share of the best speedup."""
+PROMISING = 0.7  # A failed improvement is repaired only if its parent has at least this share of the best speedup
 
 
 @cache
@@ -270,8 +265,7 @@ class BestOf(Shipped):
         return [draft(view, made + at) for at in range(slots)]
 
 
-FRESH_AFTER = 6
-"""Improvements without a gain after which one more design is drafted."""
+FRESH_AFTER = 6  # improvements without a gain after which one more design is drafted
 
 
 class Refine(Shipped):
@@ -349,8 +343,7 @@ class Beam(Improving):
         return parents
 
 
-SHARPNESS = 4
-"""The weight of an attempt is its speedup to this power: at 1 slow parents crowd out the fast ones."""
+SHARPNESS = 4  # the weight of an attempt is its speedup to this power: at 1 slow parents crowd out the fast ones
 
 
 class Pool(Improving):
@@ -408,10 +401,8 @@ def _homes(view: View) -> dict[int, int]:
     return homes
 
 
-CURIOSITY = 0.25
-"""Weight of the bonus for designs that were tried less, in units of log speedup."""
-FREE_FAILURES = 2
-"""Broken attempts that a design is not charged for: the code was wrong, not the idea."""
+CURIOSITY = 0.25  # weight of the bonus for designs that were tried less, in units of log speedup
+FREE_FAILURES = 2  # broken attempts that a design is not charged for: the code was wrong, not the idea
 
 
 class Tree(Improving):

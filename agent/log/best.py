@@ -15,12 +15,10 @@ from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.report import DOUBTS, OLDER_CLOCKS, report, timings
 from kernelwright.sandbox.verdict.verdicts import Passed, Verdict
 
-FILES = ("candidate.py", "verdict.json", "README.md")
-"""The files of the folder, the kernel first."""
+FILES = ("candidate.py", "verdict.json", "README.md")  # the files of the folder, the kernel first
 PROBLEM = "problem"
 """The folder within that holds the problem; its reference alone would not be enough to judge the kernel."""
-JUDGE_AGAIN = f"kernelwright judge ./{PROBLEM} candidate.py"
-"""The command to run in the folder, with `device_option`."""
+JUDGE_AGAIN = f"kernelwright judge ./{PROBLEM} candidate.py"  # the command to run in the folder, with `device_option`
 
 
 def best_folder(log: RunLog, problem_name: str) -> Path:

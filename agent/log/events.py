@@ -70,8 +70,7 @@ class MeasuredProblem(OfProblem):
 
     kind: Literal["measured"] = "measured"
     verdict: Verdict | None = None
-    why_not: str = ""
-    """The reason for a missing verdict; the search continues, and its prompts do without."""
+    why_not: str = ""  # the reason for a missing verdict; the search continues, and its prompts do without
 
     def changes(self, view: Mapping[str, Any]) -> dict[str, Any]:
         return {"measured": self}
@@ -157,8 +156,7 @@ class NoCandidate(OfAttempt):
 class JudgedAttempt(OfAttempt):
     kind: Literal["judged"] = "judged"
     verdict: Verdict
-    same_as: int | None = None
-    """The earlier attempt that this verdict was reached for, where the candidate is the same."""
+    same_as: int | None = None  # the earlier attempt that this verdict was reached for, where the candidate is the same
 
 
 class Screened(OfAttempt):
@@ -238,10 +236,8 @@ Body = Annotated[
 
 
 class Event(Record):
-    seq: int
-    """Its place in the run, from 1."""
-    time: AwareDatetime
-    """When it was committed, UTC."""
+    seq: int  # its place in the run, from 1
+    time: AwareDatetime  # when it was committed, UTC
     body: Body
 
     @property

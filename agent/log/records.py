@@ -29,8 +29,7 @@ class SectionSpan(Record):
     name: str
     stable: bool
     start: Offset
-    end: Offset
-    """Offsets in characters; `end` is behind the last one."""
+    end: Offset  # offsets in characters; `end` is behind the last one
 
 
 class PromptOutline(Record):
@@ -75,8 +74,7 @@ class PromptOutline(Record):
 class Knob(Record):
     name: str
     value: str
-    values: tuple[str, ...]
-    """Those worth trying, in the author's order."""
+    values: tuple[str, ...]  # those worth trying, in the author's order
 
 
 class FoundCandidate(Record):
@@ -97,8 +95,7 @@ class FoundCandidate(Record):
 class Screening(Record):
     """A quick time of one variant of a candidate: enough to drop it, not enough to rank it."""
 
-    setting: str
-    """`TILE = 16`, or several, with commas between them."""
+    setting: str  # `TILE = 16`, or several, with commas between them
     candidate_ms: float | None
 
 
@@ -178,13 +175,11 @@ ADVICE = frozenset({"plan", "critique", "reflect"})
 
 
 class Ask(Record):
-    attempt: int = Field(ge=1)
-    """Number of the attempt that this opens; consecutive for each problem."""
+    attempt: int = Field(ge=1)  # number of the attempt that this opens; consecutive for each problem
     problem: str
     role: Role
     target: Target
-    parent: int | None
-    """The attempt to start from; None for a first draft."""
+    parent: int | None  # the attempt to start from; None for a first draft
     idea: str
     directive: str
     model: str
@@ -195,8 +190,7 @@ class Request(Record):
 
     model: str
     prompt: str
-    temperature: float | None = None
-    """None leaves it to the provider, and so with `max_tokens`."""
+    temperature: float | None = None  # None leaves it to the provider, and so with `max_tokens`
     max_tokens: int | None = None
     sample: int = Field(default=0, ge=0)
     """The number of earlier requests at this problem in this run that were otherwise the same."""
@@ -218,30 +212,23 @@ class Usage(Record):
     cache_write_tokens: Count | None = None
     output_tokens: Count | None = None
     reasoning_tokens: Count | None = None
-    cost_usd: float | None = None
-    """As the provider states it; nothing is estimated here."""
-    raw: Text | None = None
-    """The provider's own usage object, as JSON."""
+    cost_usd: float | None = None  # as the provider states it; nothing is estimated here
+    raw: Text | None = None  # the provider's own usage object, as JSON
 
 
 class ReplyFacts(Record):
-    finish_reason: Text | None
-    """As the provider says: `stop`, or `length` where the reply was cut off."""
-    model: Text
-    """The model that the provider says it used."""
+    finish_reason: Text | None  # as the provider says: `stop`, or `length` where the reply was cut off
+    model: Text  # the model that the provider says it used
     usage: Usage
     provider: str
-    provider_request_id: Text | None
-    """The provider's own id of this answer; for a recorded one its file."""
-    latency_s: float | None
-    """Seconds from sending to the last byte, retries included; None where nothing was sent."""
+    provider_request_id: Text | None  # the provider's own id of this answer; for a recorded one its file
+    latency_s: float | None  # seconds from sending to the last byte, retries included; None where nothing was sent
     note: str = ""
 
 
 class Reply(ReplyFacts):
     text: Text
-    reasoning: Text = ""
-    """Reasoning from a field of its own; reasoning inside `text` stays there."""
+    reasoning: Text = ""  # reasoning from a field of its own; reasoning inside `text` stays there
 
     @cached_property
     def digest(self) -> str:
@@ -268,8 +255,7 @@ class Asking(Record):
     temperature: float | None
     max_tokens: int | None
     sample: int
-    decision: Decision | None = None
-    """None in records of older runs."""
+    decision: Decision | None = None  # None in records of older runs
 
 
 class Attempt(Asking):
@@ -279,12 +265,9 @@ class Attempt(Asking):
     reply: ReplyFacts | None = None
     follow_up: FollowUp | None = None
     extraction: FoundCandidate | NotExtracted | None = None
-    notes: tuple[Note, ...] | None = None
-    """The content of a reply of words; None for other roles and before it is read."""
-    verdict: Verdict | None = None
-    """The first one; see `ruling`."""
-    same_as: int | None = None
-    """The earlier attempt with the same candidate, whose verdict this one has."""
+    notes: tuple[Note, ...] | None = None  # the content of a reply of words; None for other roles and before it is read
+    verdict: Verdict | None = None  # the first one; see `ruling`
+    same_as: int | None = None  # the earlier attempt with the same candidate, whose verdict this one has
     confirmed: Verdict | None = None
     """A second verdict, from a re-evaluation; that of the earlier attempt where the candidate is the same."""
     screenings: tuple[Screening, ...] = ()

@@ -48,8 +48,7 @@ from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.machine.timing_locks import open_everybodys, try_lock, unlock
 from kernelwright.sandbox.verdict.errors import MachineError
 
-FORMAT = 1
-"""Raised whenever a record that is stored changes so that older code cannot read it."""
+FORMAT = 1  # raised whenever a record that is stored changes so that older code cannot read it
 HEADER = "header.json"
 
 
@@ -57,18 +56,15 @@ class Setting(Record):
     config: dict[str, JsonValue]
     """All options, so that a resumed run does the same. Never a key."""
     device: str
-    versions: dict[str, str]
-    """Of python, torch, the compiler, the driver and kernelwright."""
-    commit: str | None = None
-    """Of kernelwright's own checkout; None outside one."""
+    versions: dict[str, str]  # of python, torch, the compiler, the driver and kernelwright
+    commit: str | None = None  # of kernelwright's own checkout; None outside one
 
 
 class Header(Setting):
     format: int = FORMAT
     run_id: str
     started: AwareDatetime
-    problems: dict[str, str]
-    """Name to digest; the log holds each complete record as a blob under its digest."""
+    problems: dict[str, str]  # name to digest; the log holds each complete record as a blob under its digest
 
 
 def read_header(folder: Path) -> Header:
@@ -170,8 +166,7 @@ def _close_all() -> None:
 DATABASE = "run.db"
 BUSY_S = 60.0
 PAGE = 500
-APPLICATION_ID = 0x6B77_7267
-"""The mark that distinguishes the file from any other SQLite file."""
+APPLICATION_ID = 0x6B77_7267  # the mark that distinguishes the file from any other SQLite file
 BODY: TypeAdapter[Body] = TypeAdapter(Body)
 SCHEMA = f"""
 PRAGMA application_id = {APPLICATION_ID};

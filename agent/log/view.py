@@ -27,25 +27,19 @@ class View(Record):
     """The state of the search for one problem. Immutable; `after` gives the next one."""
 
     problem: str
-    attempts: tuple[Attempt, ...] = ()
-    """In order of their numbers, which run from 1 without a gap."""
-    kept: int | None = None
-    """The attempt that the log last called the best; its re-evaluation may have failed since."""
-    stopped: str | None = None
-    """Why the search ended; None while it continues."""
+    attempts: tuple[Attempt, ...] = ()  # in order of their numbers, which run from 1 without a gap
+    kept: int | None = None  # the attempt that the log last called the best; its re-evaluation may have failed since
+    stopped: str | None = None  # why the search ended; None while it continues
     fault: AtFault | None = None
     ideas: tuple[KnownIdea, ...] = ()
     """Those that apply to the problem, in the order in which to try them; empty before the search has begun."""
-    config: SearchConfig | None = None
-    """The config of the last start; None before it, and in records of older runs."""
+    config: SearchConfig | None = None  # the config of the last start; None before it, and in records of older runs
     measured: MeasuredProblem | None = None
     """PyTorch's own times from before the first ask; None where they were not measured."""
-    granted: int = 0
-    """Attempts beyond the problem's own budget, left over by other problems."""
+    granted: int = 0  # attempts beyond the problem's own budget, left over by other problems
     session_start: datetime | None = None
     last_event: datetime | None = None
-    earlier_s: float = 0.0
-    """Wall seconds of the sessions before this one, from the first to the last event of each."""
+    earlier_s: float = 0.0  # wall seconds of the sessions before this one, from the first to the last event of each
 
     @cached_property
     def best(self) -> Attempt | None:

@@ -35,28 +35,21 @@ Api = Literal["chat", "responses"]
 class OpenAISettings(Record):
     """A server and its limits. It holds no key, so it may be written down."""
 
-    base_url: str | None = None
-    """None for the variable OPENAI_BASE_URL, or else OpenAI's own."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """Name of the variable that holds the key; empty for a server without keys."""
-    needs_key: bool = False
-    """Refuse to start where the variable holds none; OpenAI's own server always needs one."""
+    base_url: str | None = None  # None for the variable OPENAI_BASE_URL, or else OpenAI's own
+    api_key_env: str = "OPENAI_API_KEY"  # name of the variable that holds the key; empty for a server without keys
+    needs_key: bool = False  # refuse to start where the variable holds none; OpenAI's own server always needs one
     api: Api = "chat"
     max_retries: int = Field(default=5, ge=0)
     """Of one request, by the client: on lost connections, timeouts, 408, 409, 429 and 5xx, heeding Retry-After."""
-    timeout_s: float = Field(default=600, gt=0)
-    """Longest silence of the server."""
-    deadline_s: float = Field(default=3600, gt=0)
-    """Longest time for one request in all, retries included."""
+    timeout_s: float = Field(default=600, gt=0)  # longest silence of the server
+    deadline_s: float = Field(default=3600, gt=0)  # longest time for one request in all, retries included
 
 
 class ProviderOptions(Record):
     """The provider of a run and its options. The run's header holds them, for a resumed run."""
 
-    kind: str = "recorded"
-    """The name of a provider, or `path/to/file.py:function`; see `providers`."""
-    server: OpenAISettings = OpenAISettings()
-    """For `server`; for `local` only its `api`."""
+    kind: str = "recorded"  # the name of a provider, or `path/to/file.py:function`; see `providers`
+    server: OpenAISettings = OpenAISettings()  # for `server`; for `local` only its `api`
     folder: str | None = None
     """For `files`, of tasks and answers; None for `tasks` in the run's own folder.
 
@@ -64,8 +57,7 @@ class ProviderOptions(Record):
     """
     model_file: str | None = None
     """For `local`: a GGUF file; None for the small model that `kernelwright models fetch` gets."""
-    cache: str | None = None
-    """A folder of earlier answers that are used first; None for none."""
+    cache: str | None = None  # a folder of earlier answers that are used first; None for none
 
 
 class ProviderError(Exception):
@@ -73,8 +65,7 @@ class ProviderError(Exception):
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message)
-        self.retryable = retryable
-        """The same request may succeed a little later."""
+        self.retryable = retryable  # the same request may succeed a little later
 
 
 class AnswerPending(ProviderError):
@@ -113,8 +104,7 @@ class RunRecord(Protocol):
 
 LOG = logging.getLogger("kernelwright.agent.providers")
 CACHED = "from the response cache"
-TRIED_BYTES = 1 << 16
-"""About a long reply."""
+TRIED_BYTES = 1 << 16  # about a long reply
 
 
 class ReplyCache:
@@ -219,8 +209,7 @@ SHIPPED = Path(__file__).parents[1] / "data" / "providers.toml"
 
 class Preset(Record):
     base_url: str
-    key: str = ""
-    """Name of the environment variable that holds the key; empty for a server without keys."""
+    key: str = ""  # name of the environment variable that holds the key; empty for a server without keys
     api: Api = "chat"
 
     @property

@@ -9,8 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-CONTEXT = 8192
-"""Tokens of prompt and answer together: the length that the small model was trained for."""
+CONTEXT = 8192  # tokens of prompt and answer together: the length that the small model was trained for
 
 
 def serve(model: Path, threads: int) -> None:

@@ -44,16 +44,13 @@ class OpenRequest(NamedTuple):
     problem: str
     attempt: int
     request: Request
-    again: bool
-    """It asks to continue a reply that was cut off."""
+    again: bool  # it asks to continue a reply that was cut off
 
 
 class Imported(Record):
     answered: int
-    failed: dict[str, str]
-    """Reasons for no answer, by `custom_id`, or by `line N` where a line has no readable id."""
-    unknown: tuple[str, ...]
-    """Ids that the run does not wait for, as after a second import."""
+    failed: dict[str, str]  # reasons for no answer, by `custom_id`, or by `line N` where a line has no readable id
+    unknown: tuple[str, ...]  # ids that the run does not wait for, as after a second import
     missing: tuple[str, ...]
 
 
@@ -141,26 +138,21 @@ def _said(error: Any) -> str:
 
 
 NOTE = "batches.json"
-MARK = "kernelwright"
-"""The key of our entry in a batch's metadata."""
-MOST_LINES, MOST_BYTES = 50_000, 190 << 20
-"""Of one file; the service allows 200 MB."""
+MARK = "kernelwright"  # the key of our entry in a batch's metadata
+MOST_LINES, MOST_BYTES = 50_000, 190 << 20  # of one file; the service allows 200 MB
 ENDED = {"completed", "failed", "expired", "cancelled"}
-LOOKED_BACK = 100
-"""Batches on the server among which one that was sent before is looked for."""
+LOOKED_BACK = 100  # batches on the server among which one that was sent before is looked for
 
 
 class Sent(Record):
     id: str
-    digest: str
-    """sha256 of the file that was sent."""
+    digest: str  # sha256 of the file that was sent
     requests: int
 
 
 class SentBatches(Record):
     sent: tuple[Sent, ...] = ()
-    taken: tuple[str, ...] = ()
-    """Ids of batches whose answers were imported: their failures are sent again."""
+    taken: tuple[str, ...] = ()  # ids of batches whose answers were imported: their failures are sent again
 
 
 class BatchStatus(NamedTuple):

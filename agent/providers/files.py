@@ -14,8 +14,7 @@ from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.cache import write_atomically
 
 TASK, ANSWER = ".task.md", ".answer.md"
-TASKS = "tasks"
-"""The folder of both in a run's own, unless another is named."""
+TASKS = "tasks"  # the folder of both in a run's own, unless another is named
 SHOWN = 3
 
 

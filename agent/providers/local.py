@@ -172,8 +172,7 @@ def require_runtime() -> None:
         raise LibraryMissing.of_extra("a local model", RUNTIME, "local")
 
 
-LONGEST = 1024
-"""Output tokens where no limit is set: a small model may never end by itself."""
+LONGEST = 1024  # output tokens where no limit is set: a small model may never end by itself
 
 
 class LocalProvider:

@@ -26,8 +26,7 @@ class RecordedAnswer(Record):
     """Name of the reply's file in the session's folder, such as `02-repair.md`."""
     role: Role
     parent: int | None = None
-    prompt_digest: str
-    """Of the prompt that it answers; see `Prompt.digest`."""
+    prompt_digest: str  # of the prompt that it answers; see `Prompt.digest`
     stable_digest: str
     finish_reason: str = "stop"
 

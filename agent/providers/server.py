@@ -158,10 +158,8 @@ OWN_URL = "https://api.openai.com/v1"
 OWN_HOST = "api.openai.com"
 ADDRESS = "--base-url or OPENAI_BASE_URL"
 """The options that name the server; a preset names it too, and --base-url overrides all."""
-LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-"""No proxy can reach these for us."""
-NO_KEY = "none"
-"""Sent to servers that ask for no key, since the client insists on one."""
+LOOPBACK = {"127.0.0.1", "localhost", "::1"}  # no proxy can reach these for us
+NO_KEY = "none"  # sent to servers that ask for no key, since the client insists on one
 SHORTEST_SECRET = 8
 """Characters. A shorter key is a word such as `none` or `EMPTY`, which may occur in an honest answer."""
 

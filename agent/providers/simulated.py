@@ -20,49 +20,34 @@ from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.verdict import verdicts
 
-FREE = frozenset({"", "what limits it", "another design"})
-"""Ideas that leave the choice to the model."""
+FREE = frozenset({"", "what limits it", "another design"})  # ideas that leave the choice to the model
 
 
 @dataclass(frozen=True)
 class Assumptions:
     """The numbers. Speeds are natural logarithms of the speedup against PyTorch."""
 
-    draft_right: float = 0.55
-    """Chance that a first version of a problem of medium difficulty is correct."""
-    improve_right: float = 0.65
-    """The same for a change to a correct version."""
-    difficulty_spread: float = 1.5
-    """Standard deviation of a problem's difficulty, in logits of the two above."""
+    draft_right: float = 0.55  # chance that a first version of a problem of medium difficulty is correct
+    improve_right: float = 0.65  # the same for a change to a correct version
+    difficulty_spread: float = 1.5  # standard deviation of a problem's difficulty, in logits of the two above
     repair_right: float = 0.35
     """Mean chance that one repair fixes a failure; the chances of single failures follow a Beta distribution."""
     repair_concentration: float = 3.0
-    new_fault: float = 0.2
-    """Chance that a repair that fails leaves another fault, with a chance of its own."""
-    draft_log: float = math.log(0.55)
-    """A first correct version is slower than PyTorch more often than not."""
+    new_fault: float = 0.2  # chance that a repair that fails leaves another fault, with a chance of its own
+    draft_log: float = math.log(0.55)  # a first correct version is slower than PyTorch more often than not
     problem_spread: float = 0.6
     """Between problems: at some nearly every first version is slower than PyTorch, at some nearly none."""
-    idea_spread: float = 0.2
-    """Between first versions by different ideas at one problem."""
-    writing_spread: float = 0.15
-    """Between first versions by the same idea."""
-    helps: float = 0.35
-    """Chance that an idea fits a problem at all."""
-    gain: float = 0.40
-    """Mean gain of one that fits."""
-    loss: float = 0.10
-    """Mean loss by one that does not."""
-    interplay: float = 0.10
-    """Spread of an idea's effect over the designs that it can be applied to."""
-    execution: float = 0.08
-    """Spread of the effect over times that it is written down."""
-    ignores: float = 0.15
-    """Chance that the model does something else than it is asked."""
+    idea_spread: float = 0.2  # between first versions by different ideas at one problem
+    writing_spread: float = 0.15  # between first versions by the same idea
+    helps: float = 0.35  # chance that an idea fits a problem at all
+    gain: float = 0.40  # mean gain of one that fits
+    loss: float = 0.10  # mean loss by one that does not
+    interplay: float = 0.10  # spread of an idea's effect over the designs that it can be applied to
+    execution: float = 0.08  # spread of the effect over times that it is written down
+    ignores: float = 0.15  # chance that the model does something else than it is asked
     room: tuple[float, float] = (math.log(1.5), math.log(8.0))
     """The roofline lies between these speedups; gains shrink in proportion to the remaining distance."""
-    noise: float = 0.02
-    """Spread of a measured speedup; one in twenty is off by five times that."""
+    noise: float = 0.02  # spread of a measured speedup; one in twenty is off by five times that
 
 
 STANDARD = Assumptions()
@@ -71,14 +56,10 @@ STANDARD = Assumptions()
 @dataclass(frozen=True)
 class SimulatedKernel:
     log_speedup: float
-    root: str
-    """The idea of its first version."""
-    ideas: tuple[str, ...] = ()
-    """The changes on the way to it."""
-    mends: float | None = None
-    """Chance that a repair fixes it; None where it is correct."""
-    step: int = 0
-    """The number of repairs, so that a repair that changes nothing else is another source."""
+    root: str  # the idea of its first version
+    ideas: tuple[str, ...] = ()  # the changes on the way to it
+    mends: float | None = None  # chance that a repair fixes it; None where it is correct
+    step: int = 0  # the number of repairs, so that a repair that changes nothing else is another source
 
 
 @dataclass(frozen=True)
@@ -226,8 +207,7 @@ class SimulatedEvaluator:
     assumptions: Assumptions = STANDARD
     slots: int = 1
     seconds: float = 10.0
-    busy_s: float = 0.0
-    """Slot seconds that were spent judging."""
+    busy_s: float = 0.0  # slot seconds that were spent judging
     _turn: asyncio.Semaphore | None = field(default=None, repr=False)
 
     async def evaluate(
