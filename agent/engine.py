@@ -59,11 +59,11 @@ class Evaluator(Protocol):
     """
 
     async def evaluate(
-        self, problem: Problem, candidate: Candidate, *, fresh: bool = False, beat: float | None = None
+        self, problem: Problem, candidate: Candidate, *, fresh: bool = False, best_speedup: float | None = None
     ) -> Verdict:
         """Judge a candidate; where `fresh`, at effort `rank`, in new processes with seeds of their own.
 
-        `beat`: the best speedup so far; a candidate that is clearly slower need not be measured any further.
+        `best_speedup`: the best speedup so far; a candidate that is clearly slower need not be measured any further.
         """
         ...
 
@@ -89,7 +89,7 @@ class Parts:
     config: SearchConfig
     brief_for: Callable[[Problem, View, Ask], Brief]
     on_event: Callable[[events.Event], None] = lambda event: None
-    lore: IdeaStatistics | None = None  # statistics of ideas; made from the log where it is None
+    idea_statistics: IdeaStatistics | None = None  # statistics of ideas; made from the log where it is None
     limit: Callable[[View], str | None] = lambda view: None
     """A reason to stop that lies outside this problem, such as a budget of the complete run; see `Decider`."""
 
@@ -163,8 +163,8 @@ class _Search:
 
     def equip(self) -> None:
         if self.view.config != self.config:
-            lore = self.parts.lore or IdeaStatistics(self.log, self.config)
-            ideas = self.view.ideas or lore.ideas(self.problem)
+            idea_statistics = self.parts.idea_statistics or IdeaStatistics(self.log, self.config)
+            ideas = self.view.ideas or idea_statistics.ideas(self.problem)
             self.journal.write(events.Equipped(problem=self.name, ideas=ideas, config=self.config))
 
     async def measure(self) -> None:
@@ -270,8 +270,10 @@ class _Search:
             if known is not None and known.verdict is not None:
                 verdict, same_as = known.verdict, known.number
             else:
-                beat, same_as = self.view.best.standing if self.view.best else None, None
-                verdict = await self.parts.evaluator.evaluate(self.problem, self.candidate(found), beat=beat)
+                best_speedup, same_as = self.view.best.standing if self.view.best else None, None
+                verdict = await self.parts.evaluator.evaluate(
+                    self.problem, self.candidate(found), best_speedup=best_speedup
+                )
             self.journal.write(
                 events.JudgedAttempt(problem=self.name, attempt=attempt.number, verdict=verdict, same_as=same_as)
             )

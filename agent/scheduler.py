@@ -48,7 +48,7 @@ UNKNOWN_ROOM = math.log(2)
 class EndedSearch(NamedTuple):
     problem: Problem
     left: int  # attempts of its own budget that it did not spend; negative where it was granted some
-    hungry: bool  # it ended for want of attempts
+    ran_out: bool  # it ended for want of attempts
     expected_gain: float
 
 
@@ -101,7 +101,7 @@ class Scheduler:
     ended: Callable[[Problem], None] = lambda problem: None
     """Called each time that the search for a problem has ended: to keep its best and free its resources."""
     accounts: dict[str, EndedSearch] = field(default_factory=dict)
-    troubles: SearchErrors = field(default_factory=SearchErrors)
+    errors: SearchErrors = field(default_factory=SearchErrors)
 
     async def search(self, problems: Sequence[Problem]) -> None:
         """Search for all of them. The first error ends the run, and running searches are dropped.
@@ -109,38 +109,38 @@ class Scheduler:
         Two kinds of error concern one problem alone: `AnswerPending`, which is raised at the end, and a problem that
         cannot be judged, which its search has logged. See `SearchErrors` for errors of the machine.
         """
-        purse = SharedBudget(self.config.batch, load_prices(self.config.prices))
-        lore = IdeaStatistics(self.log, self.config)
+        shared = SharedBudget(self.config.batch, load_prices(self.config.prices))
+        idea_statistics = IdeaStatistics(self.log, self.config)
         queue = list(problems)
         running: set[asyncio.Task[None]] = set()
         try:
             while True:
                 while len(running) < self.config.problems_at_once and (problem := self._next(queue)) is not None:
-                    running.add(asyncio.create_task(self._search_one(problem, purse, lore)))
+                    running.add(asyncio.create_task(self._search_one(problem, shared, idea_statistics)))
                 if not running:
                     break
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                self.troubles.take(task.exception() for task in done)
+                self.errors.take(task.exception() for task in done)
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        self.troubles.conclude()
+        self.errors.conclude()
 
-    async def _search_one(self, problem: Problem, purse: "SharedBudget", lore: IdeaStatistics) -> None:
+    async def _search_one(self, problem: Problem, shared: "SharedBudget", idea_statistics: IdeaStatistics) -> None:
         parts = self.parts_for(problem)
         tell = parts.on_event
 
         def on_event(event: Event) -> None:
-            self.troubles.hear(event)
+            self.errors.hear(event)
             tell(event)
 
-        parts = replace(parts, lore=lore, limit=purse.limit, on_event=on_event)
+        parts = replace(parts, idea_statistics=idea_statistics, limit=shared.limit, on_event=on_event)
         try:
             view = await search(problem, parts)
         finally:
             self.ended(problem)
-        purse.note(view)
+        shared.note(view)
         self.accounts[problem.name] = account(problem, view, parts.config)
 
     def _next(self, queue: list[Problem]) -> Problem | None:
@@ -148,15 +148,15 @@ class Scheduler:
         if queue:
             return queue.pop(0)
         pool = sum(account.left for account in self.accounts.values())
-        hungry = [account for account in self.accounts.values() if account.hungry]
-        if not self.config.share or pool < 1 or not hungry:
+        ran_out = [account for account in self.accounts.values() if account.ran_out]
+        if not self.config.share or pool < 1 or not ran_out:
             return None
-        chosen = max(hungry, key=lambda account: account.expected_gain)
+        chosen = max(ran_out, key=lambda account: account.expected_gain)
         more = min(GRANT, pool)
         reason = f"left unspent by others; expected gain {chosen.expected_gain:.2f}"
         self.log.append(Granted(problem=chosen.problem.name, attempts=more, reason=reason))
         # While it runs, what it was granted is spent.
-        self.accounts[chosen.problem.name] = chosen._replace(left=chosen.left - more, hungry=False)
+        self.accounts[chosen.problem.name] = chosen._replace(left=chosen.left - more, ran_out=False)
         return chosen.problem
 
 
@@ -182,11 +182,11 @@ class SharedBudget:
 
 
 def account(problem: Problem, view: View, config: SearchConfig) -> EndedSearch:
-    hungry = out_of_attempts(view, config) is not None and view.stopped == out_of_attempts(view, config)
+    ran_out = out_of_attempts(view, config) is not None and view.stopped == out_of_attempts(view, config)
     return EndedSearch(
         problem=problem,
-        left=-view.granted if hungry else config.attempts - view.spent,
-        hungry=hungry,
+        left=-view.granted if ran_out else config.attempts - view.spent,
+        ran_out=ran_out,
         expected_gain=expected_gain(view, config),
     )
 
@@ -211,11 +211,13 @@ class ExecutorEvaluator:
         self._dispatcher, self._compiled, self._kept = dispatcher, compiled, kept
 
     async def evaluate(
-        self, problem: Problem, candidate: Candidate, *, fresh: bool = False, beat: float | None = None
+        self, problem: Problem, candidate: Candidate, *, fresh: bool = False, best_speedup: float | None = None
     ) -> Verdict:
         """Judge a candidate. Raises `MachineError` or `BrokenProblem` where no verdict is possible."""
         effort: JudgingEffort | None = "rank" if fresh else None
-        return await self._verdict(Work(problem=problem, candidate=candidate, fresh=fresh, effort=effort, beat=beat))
+        return await self._verdict(
+            Work(problem=problem, candidate=candidate, fresh=fresh, effort=effort, beat=best_speedup)
+        )
 
     async def measure(self, problem: Problem) -> Verdict:
         work = measuring(problem, self._compiled)

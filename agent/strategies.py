@@ -293,8 +293,8 @@ class Refine(Shipped):
         best = view.ranked[0]
         if not self.config.runner_up or number % self.config.runner_up:
             return best
-        kin = families(view)
-        return next((one for one in view.ranked if kin[one.number] != kin[best.number]), best)
+        family = families(view)
+        return next((one for one in view.ranked if family[one.number] != family[best.number]), best)
 
 
 class Race(Shipped):
@@ -359,11 +359,11 @@ class Elites(Improving):
     """Half of the steps improve the best of all, half that of a cell drawn at random, so that designs stay apart."""
 
     def parents(self, view: View, slots: int, rng: random.Random) -> Iterable[Attempt]:
-        kin = families(view)
+        family = families(view)
         kinds = {idea.name: idea.family for role in ("propose", "improve") for idea in ideas_for(view, role)}
         cells: dict[tuple[str, str], Attempt] = {}
         for attempt in view.ranked:
-            cells.setdefault((kin[attempt.number], kinds.get(attempt.ask.idea, "free")), attempt)
+            cells.setdefault((family[attempt.number], kinds.get(attempt.ask.idea, "free")), attempt)
         designs = list(cells.values())
         return (view.ranked[0] if rng.random() < 0.5 else rng.choice(designs) for _ in range(slots))
 

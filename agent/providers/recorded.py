@@ -18,7 +18,7 @@ from kernelwright.prompts import Prompt, Role, Target
 from kernelwright.prompts.targets import TARGETS
 
 CATALOG = Path(problems.__file__).parent / "catalog"
-STORY = "story.toml"
+SESSION_FILE = "story.toml"
 
 
 class RecordedAnswer(Record):
@@ -31,7 +31,7 @@ class RecordedAnswer(Record):
     finish_reason: str = "stop"
 
 
-class Story(Record):
+class RecordedSession(Record):
     """A recorded session, as in `story.toml`. Entries are numbered from 1 in their order."""
 
     label: str = Field(min_length=1)
@@ -53,22 +53,24 @@ class Story(Record):
         return sum(1 for entry in self.entries if entry.role == "propose")
 
 
-def stories(folder: str | None) -> Path:
+def sessions_folder(folder: str | None) -> Path:
     return CATALOG if folder is None else Path(folder)
 
 
-def story_folder(problem: str, target: Target, catalog: Path = CATALOG, dtype: str | None = None) -> Path:
+def session_folder(problem: str, target: Target, catalog: Path = CATALOG, dtype: str | None = None) -> Path:
     """Name the folder of the recorded answers for a problem and target; `dtype`: the one it is cast to."""
     return catalog / problem / "recorded" / (target if dtype is None else f"{target}-{dtype}")
 
 
 def recorded_targets(problem: str, catalog: Path = CATALOG, dtype: str | None = None) -> tuple[Target, ...]:
-    return tuple(target for target in TARGETS if (story_folder(problem, target, catalog, dtype) / STORY).is_file())
+    return tuple(
+        target for target in TARGETS if (session_folder(problem, target, catalog, dtype) / SESSION_FILE).is_file()
+    )
 
 
-def read_story(problem: str, target: Target, catalog: Path = CATALOG, dtype: str | None = None) -> Story:
+def read_session(problem: str, target: Target, catalog: Path = CATALOG, dtype: str | None = None) -> RecordedSession:
     """Read the recorded session of a problem for a target. Raises `ProviderError`."""
-    path = story_folder(problem, target, catalog, dtype) / STORY
+    path = session_folder(problem, target, catalog, dtype) / SESSION_FILE
     if not path.is_file():
         there = ", ".join(recorded_targets(problem, catalog, dtype)) or "none"
         cast = f" in {dtype}" if dtype else ""
@@ -76,7 +78,7 @@ def read_story(problem: str, target: Target, catalog: Path = CATALOG, dtype: str
             f"there are no recorded answers for problem {problem!r}{cast} and target {target!r} (targets that have "
             f"some: {there}); name a model to ask"
         )
-    return read_table(path, Story, "the story", ProviderError)
+    return read_table(path, RecordedSession, "the recorded session", ProviderError)
 
 
 class RecordedProvider:
@@ -93,10 +95,10 @@ class RecordedProvider:
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
         """Give the first unused answer of that role that follows the parent's answer, else the first of that role."""
         dtype = self._run.problem(ask.problem).dtype
-        story = read_story(ask.problem, ask.target, self._catalog, dtype)
-        entry = self._entry(story, ask)
+        session = read_session(ask.problem, ask.target, self._catalog, dtype)
+        entry = self._entry(session, ask)
         self._given[ask.problem, ask.attempt] = entry.file
-        path = story_folder(ask.problem, ask.target, self._catalog, dtype) / entry.file
+        path = session_folder(ask.problem, ask.target, self._catalog, dtype) / entry.file
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -109,10 +111,10 @@ class RecordedProvider:
             provider=self.name,
             provider_request_id=entry.file,
             latency_s=None,
-            note=f"recorded answer {entry.file}; its prompt {_likeness(entry, prompt)}; {story.label}",
+            note=f"recorded answer {entry.file}; its prompt {_likeness(entry, prompt)}; {session.label}",
         )
 
-    def _entry(self, story: Story, ask: Ask) -> RecordedAnswer:
+    def _entry(self, session: RecordedSession, ask: Ask) -> RecordedAnswer:
         view = fold(ask.problem, self._run.events(ask.problem))
         used: dict[int, str] = {}
         for attempt in view.attempts:
@@ -120,9 +122,9 @@ class RecordedProvider:
                 used[attempt.number] = reply.provider_request_id
         used |= {attempt: file for (problem, attempt), file in self._given.items() if problem == ask.problem}
         used.pop(ask.attempt, None)
-        unused = [entry for entry in story.entries if entry.role == ask.role and entry.file not in used.values()]
+        unused = [entry for entry in session.entries if entry.role == ask.role and entry.file not in used.values()]
         parent = None if ask.parent is None else used.get(ask.parent)
-        files = [None, *(entry.file for entry in story.entries)]
+        files = [None, *(entry.file for entry in session.entries)]
         followed = (entry for entry in unused if files[entry.parent or 0] == parent)
         chosen = next(followed, None) or next(iter(unused), None)
         if chosen is None:
@@ -139,4 +141,4 @@ def _likeness(entry: RecordedAnswer, prompt: Prompt) -> str:
 
 
 def provider(options: ProviderOptions, run: RunRecord) -> Provider:
-    return RecordedProvider(run, stories(options.folder))
+    return RecordedProvider(run, sessions_folder(options.folder))

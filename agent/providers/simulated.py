@@ -211,7 +211,7 @@ class SimulatedEvaluator:
     _turn: asyncio.Semaphore | None = field(default=None, repr=False)
 
     async def evaluate(
-        self, problem: Problem, candidate: verdicts.Candidate, *, fresh: bool = False, beat: float | None = None
+        self, problem: Problem, candidate: verdicts.Candidate, *, fresh: bool = False, best_speedup: float | None = None
     ) -> verdicts.Verdict:
         """The verdict; another one for the same candidate where `fresh`."""
         self._turn = self._turn or asyncio.Semaphore(self.slots)

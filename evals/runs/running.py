@@ -18,7 +18,7 @@ from kernelwright.agent.log.events import AtFault, Event, RunLogError
 from kernelwright.agent.log.store import RunLog, Setting
 from kernelwright.agent.log.view import View
 from kernelwright.agent.providers import ProviderOptions, check_provider, providing
-from kernelwright.agent.providers.recorded import read_story, recorded_targets, stories
+from kernelwright.agent.providers.recorded import read_session, recorded_targets, sessions_folder
 from kernelwright.agent.providers.simulated import SimulatedEvaluator
 from kernelwright.agent.scheduler import Scheduler, evaluating, views_of
 from kernelwright.agent.strategies import load_strategy
@@ -146,7 +146,7 @@ class Running:
             require_tools(plan.search.target)
         if plan.provider.kind == "recorded":
             for problem in problems:
-                read_story(problem.name, plan.search.target, stories(plan.provider.folder), problem.dtype)
+                read_session(problem.name, plan.search.target, sessions_folder(plan.provider.folder), problem.dtype)
         check_provider(plan.provider)
         load_strategy(plan.search.strategy, plan.search)
         executor = settled(plan.executor, plan.judging)
@@ -217,9 +217,9 @@ class Running:
             config = config.model_copy(update={"attempts": self.plan.attempts[problem.name]})
         if self.plan.provider.kind != "recorded":
             return config
-        story = read_story(problem.name, config.target, stories(self.plan.provider.folder), problem.dtype)
-        length = len(story.entries)
-        limits = {"drafts": story.drafts, "patience": length, "attempts": min(config.attempts, length)}
+        session = read_session(problem.name, config.target, sessions_folder(self.plan.provider.folder), problem.dtype)
+        length = len(session.entries)
+        limits = {"drafts": session.drafts, "patience": length, "attempts": min(config.attempts, length)}
         return config.model_copy(update=limits)
 
     def _judging(self) -> AbstractAsyncContextManager[Evaluator]:

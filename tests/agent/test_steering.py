@@ -91,8 +91,8 @@ class Floored(ReadingEvaluator):
         work = NecessaryWork(read_bytes=0, written_bytes=0, flops={"float32": 1})
         self.floor = Floor(work=work, memory_ms=0.0, direct_ms=floor_ms, least_ms=0.0)
 
-    async def evaluate(self, problem, candidate, *, fresh=False, beat=None):
-        verdict = await super().evaluate(problem, candidate, fresh=fresh, beat=beat)
+    async def evaluate(self, problem, candidate, *, fresh=False, best_speedup=None):
+        verdict = await super().evaluate(problem, candidate, fresh=fresh, best_speedup=best_speedup)
         if isinstance(verdict, Failed):
             return verdict
         measurement = verdict.measurement.model_copy(update={"floor": self.floor})

@@ -125,7 +125,7 @@ class ReadingEvaluator:
         """What a fresh judge says in place of a judgement."""
 
     async def evaluate(
-        self, problem: Problem, candidate: Candidate, *, fresh: bool = False, beat: float | None = None
+        self, problem: Problem, candidate: Candidate, *, fresh: bool = False, best_speedup: float | None = None
     ) -> Verdict:
         (self.judged_afresh if fresh else self.judged)[candidate.digest] += 1
         await asyncio.sleep(0.001)

@@ -9,7 +9,13 @@ from kernelwright.agent.engine import search
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers import ProviderError
-from kernelwright.agent.providers.recorded import CATALOG, RecordedProvider, read_story, recorded_targets, story_folder
+from kernelwright.agent.providers.recorded import (
+    CATALOG,
+    RecordedProvider,
+    read_session,
+    recorded_targets,
+    session_folder,
+)
 from kernelwright.agent.replies import Extraction, extract
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.sandbox.judge.judging import Judge
@@ -129,7 +135,7 @@ def test_a_run_that_began_with_another_provider_can_end_with_recorded_answers(lo
 def test_a_problem_that_is_cast_has_a_story_of_its_own(tmp_path, catalog):
     cast = PROBLEM.model_copy(update={"dtype": "bfloat16"})
     with pytest.raises(ProviderError, match=r"'doubled' in bfloat16.* 'cpp' .*: none"):
-        read_story(PROBLEM.name, "cpp", catalog, "bfloat16")
+        read_session(PROBLEM.name, "cpp", catalog, "bfloat16")
     (catalog / PROBLEM.name / "recorded" / "cpp").rename(catalog / PROBLEM.name / "recorded" / "cpp-bfloat16")
     assert recorded_targets(PROBLEM.name, catalog) == ()
     assert recorded_targets(PROBLEM.name, catalog, "bfloat16") == ("cpp",)
@@ -141,7 +147,7 @@ def test_a_problem_that_is_cast_has_a_story_of_its_own(tmp_path, catalog):
 def test_the_targets_with_recorded_answers_are_named_and_a_problem_without_is_told(catalog):
     assert (recorded_targets(PROBLEM.name, catalog), recorded_targets("other", catalog)) == (("cpp",), ())
     with pytest.raises(ProviderError, match=r"'doubled' and target 'cuda' .*: cpp"):
-        read_story(PROBLEM.name, "cuda", catalog)
+        read_session(PROBLEM.name, "cuda", catalog)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +163,7 @@ def test_the_targets_with_recorded_answers_are_named_and_a_problem_without_is_to
 def test_a_malformed_story_is_told(catalog, old, new, told):
     write(catalog, STORY.format(first="-", stable="-").replace(old, new, 1))
     with pytest.raises(ProviderError, match=told):
-        read_story(PROBLEM.name, "cpp", catalog)
+        read_session(PROBLEM.name, "cpp", catalog)
 
 
 def test_a_missing_reply_is_told(log, catalog):
@@ -188,8 +194,8 @@ FIRST_FAILURE = {
 
 
 def answers_of(problem, target, dtype=None):
-    folder = story_folder(problem, target, dtype=dtype)
-    return [folder / entry.file for entry in read_story(problem, target, dtype=dtype).entries]
+    folder = session_folder(problem, target, dtype=dtype)
+    return [folder / entry.file for entry in read_session(problem, target, dtype=dtype).entries]
 
 
 def candidate(path):
@@ -209,10 +215,10 @@ def test_so_many_problems_at_least_have_a_story(target, count):
 
 @EACH
 def test_a_session_names_every_answer_in_its_folder_each_with_its_own_candidate_and_parent(problem, target, dtype):
-    entries, paths = read_story(problem, target, dtype=dtype).entries, answers_of(problem, target, dtype)
+    entries, paths = read_session(problem, target, dtype=dtype).entries, answers_of(problem, target, dtype)
     names = [f"{number:02}-{entry.role}.md" for number, entry in enumerate(entries, start=1)]
     assert [entry.file for entry in entries] == names
-    assert paths == sorted(story_folder(problem, target, dtype=dtype).glob("*.md"))
+    assert paths == sorted(session_folder(problem, target, dtype=dtype).glob("*.md"))
     assert len({candidate(path).digest for path in paths}) == len(paths)
     assert [entry.parent is None for entry in entries] == [entry.role == "propose" for entry in entries]
     repaired, improved = ({entry.parent for entry in entries if entry.role == role} for role in ("repair", "improve"))
@@ -221,7 +227,7 @@ def test_a_session_names_every_answer_in_its_folder_each_with_its_own_candidate_
 
 @pytest.mark.parametrize("problem", FIRST_FAILURE)
 def test_a_story_of_the_demo_has_a_repair_and_an_improvement(problem):
-    assert {"propose", "repair", "improve"} <= {entry.role for entry in read_story(problem, "cpp").entries}
+    assert {"propose", "repair", "improve"} <= {entry.role for entry in read_session(problem, "cpp").entries}
 
 
 @pytest.mark.slow
