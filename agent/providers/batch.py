@@ -11,13 +11,12 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from kernelwright.agent.log.records import Ask, Attempt, Reply, Request
+from kernelwright.agent.log.records import Ask, Reply, Request
 from kernelwright.agent.log.store import Journal, RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers import (
@@ -57,8 +56,13 @@ class Imported(Record):
 def open_requests(log: RunLog) -> Iterator[OpenRequest]:
     for name in log.header.problems:
         for attempt in fold(name, log.events(name)).attempts:
-            if attempt.ask.role != "tune" and (found := _open(log, name, attempt)):
-                yield found
+            again = attempt.follow_up
+            if attempt.reply_digest is None and attempt.ask.role != "tune":
+                request = attempt.request(log.prompt(attempt.prompt).text)
+                yield OpenRequest(name, attempt.number, request, again=False)
+            elif again is not None and again.reply_digest is None and not attempt.finished:
+                request = attempt.request(log.text(again.prompt_digest))
+                yield OpenRequest(name, attempt.number, request, again=True)
 
 
 def batch_line(request: Request) -> str:
@@ -94,17 +98,6 @@ def import_answers(log: RunLog, lines: Iterable[str]) -> Imported:
     return Imported(answered=answered, failed=failed, unknown=tuple(unknown), missing=tuple(waiting))
 
 
-def _open(log: RunLog, problem: str, attempt: Attempt) -> OpenRequest | None:
-    again = attempt.follow_up
-    if attempt.reply_digest is None:
-        text = log.prompt(attempt.prompt).text
-    elif again is not None and again.reply_digest is None and not attempt.finished:
-        text = log.text(again.prompt_digest)
-    else:
-        return None
-    return OpenRequest(problem, attempt.number, attempt.request(text), attempt.reply_digest is not None)
-
-
 def _read(line: str) -> tuple[str | None, Reply | str]:
     """Read a line's id, where it has one, and its reply or why there is none."""
     try:
@@ -138,6 +131,7 @@ def _said(error: Any) -> str:
 
 
 NOTE = "batches.json"
+WANTED = "files or batches"
 MARK = "kernelwright"  # the key of our entry in a batch's metadata
 MOST_LINES, MOST_BYTES = 50_000, 190 << 20  # of one file; the service allows 200 MB
 ENDED = {"completed", "failed", "expired", "cancelled"}
@@ -194,7 +188,7 @@ class BatchService:
         lines = {one.request.digest: batch_line(one.request) for one in open_requests(self._log)}
         if not lines:
             raise ProviderError(f"no ask of {self._log.folder} waits for an answer; go on with `kernelwright resume`")
-        with self._client() as client:
+        with self._server.plain_client(WANTED) as client:
             known = {
                 (batch.metadata or {}).get(MARK): batch.id
                 for batch in client.batches.list(limit=LOOKED_BACK).data  # iterating would turn all pages
@@ -205,7 +199,7 @@ class BatchService:
         return sent
 
     def progress(self) -> list[BatchStatus]:
-        with self._client() as client:
+        with self._server.plain_client(WANTED) as client:
             return [_progress(client, one) for one in self.note.sent]
 
     def wait(self, every_s: float, report: Callable[[list[BatchStatus]], None]) -> None:
@@ -221,7 +215,7 @@ class BatchService:
         """Import the answers of all batches that have ended; others stay under way."""
         note = self.note
         left: list[Sent] = []
-        with self._client() as client, tempfile.TemporaryDirectory() as scratch:
+        with self._server.plain_client(WANTED) as client, tempfile.TemporaryDirectory() as scratch:
             paths: list[Path] = []
             for one in note.sent:
                 batch = client.batches.retrieve(one.id)
@@ -240,21 +234,17 @@ class BatchService:
     def _send(self, client: "openai.OpenAI", part: bytes, known: Mapping[str | None, str]) -> Sent:
         digest = hashlib.sha256(part).hexdigest()
         mark = f"{self._log.header.run_id} {digest}"
-        if mark not in known:
-            file = client.files.create(file=("requests.jsonl", part), purpose="batch")
-            batch = client.batches.create(
-                input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h", metadata={MARK: mark}
-            )
-            return Sent(id=batch.id, digest=digest, requests=part.count(b"\n"))
-        return Sent(id=known[mark], digest=digest, requests=part.count(b"\n"))
+        id = known.get(mark)
+        if id is None:
+            file = client.files.create(file=("requests.jsonl", part), purpose="batch").id
+            metadata = {MARK: mark}
+            id = client.batches.create(
+                input_file_id=file, endpoint=ENDPOINT, completion_window="24h", metadata=metadata
+            ).id
+        return Sent(id=id, digest=digest, requests=part.count(b"\n"))
 
     def _write(self, note: SentBatches) -> None:
         write_atomically(self._note, note.model_dump_json())
-
-    @contextmanager
-    def _client(self) -> "Iterator[openai.OpenAI]":
-        with self._server.explained("files or batches"), self._server.plain_client() as client:
-            yield client
 
 
 def _files(lines: Iterable[str]) -> Iterator[bytes]:

@@ -200,12 +200,15 @@ class OpenAIProvider:
                 raise self._error(f"did not finish within {self.settings.deadline_s:.0f} s", retryable=True) from error
         return self._read(answer, request, time.monotonic() - start)
 
-    def plain_client(self) -> "openai.OpenAI":
-        """Make a client without an event loop, for other requests than to a model. Close it."""
+    @contextmanager
+    def plain_client(self, wanted: str) -> "Iterator[openai.OpenAI]":
+        """Open a client without an event loop, for other requests than to a model; `wanted` as in `explained`."""
         import openai
 
         unproxied = openai.DefaultHttpxClient(trust_env=False) if self._is_near else None
-        return openai.OpenAI(http_client=unproxied, **self._client_options())
+        own_client = openai.OpenAI(http_client=unproxied, **self._client_options())
+        with self.explained(wanted), own_client as client:
+            yield client
 
     @contextmanager
     def explained(self, wanted: str) -> Iterator[None]:
