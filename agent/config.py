@@ -1,8 +1,8 @@
-"""The configuration of a search, without its problem."""
+"""The configuration of a search, and the provider that answers it."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Target
@@ -72,3 +72,73 @@ class SearchConfig(Record):
     provider_retries: int = Field(default=2, ge=0)
     """Retries after a passing failure of the provider, beyond those of its own client."""
     retry_delay_s: float = Field(default=10.0, ge=0)  # wait before the first of these; doubled for each further one
+
+
+Api = Literal["chat", "responses"]
+
+
+class ProviderOptions(Record):
+    """The provider of a run. Kinds with options of their own have a subclass; plug-ins have this record."""
+
+    kind: str = "recorded"  # the name of a provider, or `path/to/file.py:function`
+    cache: str | None = None  # a folder of earlier answers that are used first; None for none
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, raw: Any) -> Any:
+        """Read plain options too, and those of older runs: one record with the options of all kinds."""
+        raw = raw.model_dump() if isinstance(raw, ProviderOptions) else raw
+        if isinstance(raw, dict) and isinstance(server := raw.get("server"), dict):
+            return {name: value for name, value in (server | raw).items() if name in cls.model_fields}
+        return raw
+
+
+class ServerOptions(ProviderOptions):
+    """A server and its limits. It holds no key, so it may be written down."""
+
+    kind: Literal["server"] = "server"
+    base_url: str | None = None  # None for the variable OPENAI_BASE_URL, or else OpenAI's own
+    api_key_env: str = "OPENAI_API_KEY"  # name of the variable that holds the key; empty for a server without keys
+    needs_key: bool = False  # refuse to start where the variable holds none; OpenAI's own server always needs one
+    api: Api = "chat"
+    max_retries: int = Field(default=5, ge=0)
+    """Of one request, by the client: on lost connections, timeouts, 408, 409, 429 and 5xx, heeding Retry-After."""
+    timeout_s: float = Field(default=600, gt=0)  # longest silence of the server
+    deadline_s: float = Field(default=3600, gt=0)  # longest time for one request in all, retries included
+
+
+class LocalOptions(ProviderOptions):
+    kind: Literal["local"] = "local"
+    model_file: str | None = None  # a GGUF file; None for the model that `kernelwright models fetch` gets
+    api: Api = "chat"
+
+
+class FilesOptions(ProviderOptions):
+    kind: Literal["files"] = "files"
+    folder: str | None = None  # of tasks and answers; None for `tasks` in the run's own folder
+
+
+class RecordedOptions(ProviderOptions):
+    kind: Literal["recorded"] = "recorded"
+    folder: str | None = None  # of recorded sessions, laid out as in the catalog; None for the catalog that ships
+
+
+def _own_kind(options: Any) -> str:
+    kind = options.get("kind", "recorded") if isinstance(options, dict) else getattr(options, "kind", "")
+    return kind if kind in ("server", "local", "files", "recorded") else "other"
+
+
+AnyProvider = Annotated[
+    Annotated[ServerOptions, Tag("server")]
+    | Annotated[LocalOptions, Tag("local")]
+    | Annotated[FilesOptions, Tag("files")]
+    | Annotated[RecordedOptions, Tag("recorded")]
+    | Annotated[ProviderOptions, Tag("other")],
+    Discriminator(_own_kind),
+]
+_ANY_PROVIDER: TypeAdapter[AnyProvider] = TypeAdapter(AnyProvider)
+
+
+def read_provider(options: ProviderOptions | dict[str, Any]) -> AnyProvider:
+    """Give the options as the record of their kind."""
+    return _ANY_PROVIDER.validate_python(options)

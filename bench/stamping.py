@@ -48,7 +48,7 @@ def stamp(folder: Path) -> list[Path]:
     with RunLog.open(folder) as log:
         running = Running(log, Plan.model_validate(log.header.config))
         views = [fold(problem.name, log.events(problem.name)) for problem in running.problems]
-        target, catalog = running.plan.search.target, sessions_folder(running.plan.provider.folder)
+        target, catalog = running.plan.search.target, sessions_folder(getattr(running.plan.provider, "folder", None))
         folders = [session_folder(one.name, target, catalog, one.dtype) for one in running.problems]  # type: ignore[arg-type]
         return [_stamp_story(view, folder) for view, folder in zip(views, folders, strict=True)]
 

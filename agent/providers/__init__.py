@@ -15,10 +15,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
+from kernelwright.agent.config import Api, ProviderOptions, ServerOptions, read_provider
 from kernelwright.agent.log.events import Event
 from kernelwright.agent.log.records import Ask, Reply, Request
 from kernelwright.agent.strategies import function_in
@@ -28,36 +29,6 @@ from kernelwright.sandbox.machine.cache import write_atomically
 
 if TYPE_CHECKING:
     from kernelwright.problems import Problem
-
-Api = Literal["chat", "responses"]
-
-
-class OpenAISettings(Record):
-    """A server and its limits. It holds no key, so it may be written down."""
-
-    base_url: str | None = None  # None for the variable OPENAI_BASE_URL, or else OpenAI's own
-    api_key_env: str = "OPENAI_API_KEY"  # name of the variable that holds the key; empty for a server without keys
-    needs_key: bool = False  # refuse to start where the variable holds none; OpenAI's own server always needs one
-    api: Api = "chat"
-    max_retries: int = Field(default=5, ge=0)
-    """Of one request, by the client: on lost connections, timeouts, 408, 409, 429 and 5xx, heeding Retry-After."""
-    timeout_s: float = Field(default=600, gt=0)  # longest silence of the server
-    deadline_s: float = Field(default=3600, gt=0)  # longest time for one request in all, retries included
-
-
-class ProviderOptions(Record):
-    """The provider of a run and its options. The run's header holds them, for a resumed run."""
-
-    kind: str = "recorded"  # the name of a provider, or `path/to/file.py:function`; see `providers`
-    server: OpenAISettings = OpenAISettings()  # for `server`; for `local` only its `api`
-    folder: str | None = None
-    """For `files`, of tasks and answers; None for `tasks` in the run's own folder.
-
-    For `recorded`, of recorded sessions, laid out as in the catalog; None for the catalog that ships.
-    """
-    model_file: str | None = None
-    """For `local`: a GGUF file; None for the small model that `kernelwright models fetch` gets."""
-    cache: str | None = None  # a folder of earlier answers that are used first; None for none
 
 
 class ProviderError(Exception):
@@ -213,8 +184,8 @@ class Preset(Record):
     api: Api = "chat"
 
     @property
-    def settings(self) -> OpenAISettings:
-        return OpenAISettings(base_url=self.base_url, api_key_env=self.key, needs_key=bool(self.key), api=self.api)
+    def options(self) -> ServerOptions:
+        return ServerOptions(base_url=self.base_url, api_key_env=self.key, needs_key=bool(self.key), api=self.api)
 
 
 def load_presets(path: Path | None = None) -> dict[str, Preset]:
@@ -226,7 +197,7 @@ def load_presets(path: Path | None = None) -> dict[str, Preset]:
 
 
 GROUP = "kernelwright.providers"
-Maker = Callable[[ProviderOptions, RunRecord], Provider]
+Maker = Callable[[Any, RunRecord], Provider]
 
 
 class _NotStarted:
@@ -251,7 +222,7 @@ def provider_for(options: ProviderOptions, run: RunRecord) -> Provider:
     provider = _bare(options, run)
     if options.cache is None:
         return provider
-    place = getattr(provider, "place", f"{options.kind} {options.model_file or ''}")
+    place = getattr(provider, "place", f"{options.kind} {getattr(options, 'model_file', None) or ''}")
     return CachedProvider(provider, ReplyCache(Path(options.cache)), place)
 
 
@@ -285,4 +256,4 @@ def _bare(options: ProviderOptions, run: RunRecord) -> Provider:
         )
     own = ":" in name
     make: Maker = function_in(name, "provider", ProviderError, "(options, run)") if own else known[name].load()
-    return make(options, run)
+    return make(read_provider(options), run)

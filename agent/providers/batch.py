@@ -16,17 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
+from kernelwright.agent.config import ProviderOptions, ServerOptions
 from kernelwright.agent.log.records import Ask, Reply, Request
 from kernelwright.agent.log.store import Journal, RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers import (
-    AnswerPending,
-    OpenAISettings,
-    Provider,
-    ProviderError,
-    ProviderOptions,
-    RunRecord,
-)
+from kernelwright.agent.providers import AnswerPending, Provider, ProviderError, RunRecord
 from kernelwright.agent.providers.server import WIRES, OpenAIProvider
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts import Prompt
@@ -163,7 +157,7 @@ class BatchStatus(NamedTuple):
 
 
 class BatchService:
-    def __init__(self, log: RunLog, settings: OpenAISettings, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, log: RunLog, settings: ServerOptions, environment: Mapping[str, str] = os.environ) -> None:
         self._log = log
         self._server = OpenAIProvider(settings, environment)
         self._note = log.folder / NOTE

@@ -7,8 +7,9 @@ finds the answers written meanwhile.
 
 from pathlib import Path
 
+from kernelwright.agent.config import FilesOptions
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
-from kernelwright.agent.providers import AnswerPending, Provider, ProviderError, ProviderOptions, RunRecord
+from kernelwright.agent.providers import AnswerPending, Provider, ProviderError, RunRecord
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.cache import write_atomically
@@ -65,5 +66,5 @@ class FilesProvider:
         return request.digest if older else f"{safe_name(ask.problem)}-{request.digest[:16]}"
 
 
-def provider(options: ProviderOptions, run: RunRecord) -> Provider:
+def provider(options: FilesOptions, run: RunRecord) -> Provider:
     return FilesProvider(Path(options.folder) if options.folder else run.folder / TASKS)

@@ -19,8 +19,9 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from kernelwright.agent.config import Api, LocalOptions, ServerOptions
 from kernelwright.agent.log.records import Ask, Reply, Request
-from kernelwright.agent.providers import Api, OpenAISettings, Provider, ProviderError, ProviderOptions, RunRecord
+from kernelwright.agent.providers import Provider, ProviderError, RunRecord
 from kernelwright.agent.providers.server import OpenAIProvider
 from kernelwright.problems.texts.rewriting import LibraryMissing
 from kernelwright.prompts import Prompt
@@ -191,7 +192,7 @@ class LocalProvider:
         asked = request if request.max_tokens else request.model_copy(update={"max_tokens": LONGEST})
         async with self._starting:
             self._server = self._server or await LocalServer.start(self._model)
-        settings = OpenAISettings(base_url=self._server.base_url, api_key_env="", api=self._api)
+        settings = ServerOptions(base_url=self._server.base_url, api_key_env="", api=self._api)
         reply = await OpenAIProvider(settings).complete(asked, ask, prompt)
         return reply.model_copy(update={"provider": self.name})
 
@@ -201,5 +202,5 @@ class LocalProvider:
             self._server = None
 
 
-def provider(options: ProviderOptions, run: RunRecord) -> Provider:
-    return LocalProvider(Path(options.model_file) if options.model_file else None, options.server.api)
+def provider(options: LocalOptions, run: RunRecord) -> Provider:
+    return LocalProvider(Path(options.model_file) if options.model_file else None, options.api)

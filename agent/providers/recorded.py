@@ -10,9 +10,10 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from kernelwright import problems
+from kernelwright.agent.config import RecordedOptions
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers import NoMoreAnswers, Provider, ProviderError, ProviderOptions, RunRecord
+from kernelwright.agent.providers import NoMoreAnswers, Provider, ProviderError, RunRecord
 from kernelwright.problems.record.base import Record, read_table
 from kernelwright.prompts import Prompt, Role, Target
 from kernelwright.prompts.targets import TARGETS
@@ -140,5 +141,5 @@ def _likeness(entry: RecordedAnswer, prompt: Prompt) -> str:
     return "differs from the prompt rendered now"
 
 
-def provider(options: ProviderOptions, run: RunRecord) -> Provider:
+def provider(options: RecordedOptions, run: RunRecord) -> Provider:
     return RecordedProvider(run, sessions_folder(options.folder))

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
+from kernelwright.agent.config import Api, ServerOptions
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
-from kernelwright.agent.providers import Api, OpenAISettings, Provider, ProviderError, ProviderOptions, RunRecord
+from kernelwright.agent.providers import Provider, ProviderError, RunRecord
 from kernelwright.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -169,8 +170,8 @@ class OpenAIProvider:
 
     name = "openai"
 
-    def __init__(self, settings: OpenAISettings | None = None, environment: Mapping[str, str] = os.environ) -> None:
-        self.settings = settings or OpenAISettings()
+    def __init__(self, settings: ServerOptions | None = None, environment: Mapping[str, str] = os.environ) -> None:
+        self.settings = settings or ServerOptions()
         self.base_url = self.settings.base_url or environment.get("OPENAI_BASE_URL") or OWN_URL
         host = _host(self.base_url)
         self._is_own = host == OWN_HOST
@@ -351,5 +352,5 @@ def proxy_for(address: str) -> str:
     return urlsplit(named if "//" in named else f"//{named}").netloc.rpartition("@")[2]
 
 
-def provider(options: ProviderOptions, run: RunRecord) -> Provider:
-    return OpenAIProvider(options.server)
+def provider(options: ServerOptions, run: RunRecord) -> Provider:
+    return OpenAIProvider(options)

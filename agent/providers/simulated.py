@@ -14,8 +14,9 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
+from kernelwright.agent.config import ProviderOptions
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
-from kernelwright.agent.providers import Provider, ProviderError, ProviderOptions, RunRecord
+from kernelwright.agent.providers import Provider, ProviderError, RunRecord
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.verdict import verdicts

@@ -66,8 +66,8 @@ def _parameters(command: Any) -> dict[str, str]:
 
 def choices() -> Surface:
     """Words that an option takes, for options that take one of several."""
-    from kernelwright.agent.config import SearchConfig
-    from kernelwright.agent.providers import Api, providers
+    from kernelwright.agent.config import Api, SearchConfig
+    from kernelwright.agent.providers import providers
     from kernelwright.agent.strategies import SHIPPED
     from kernelwright.evals.runs.running import SUITES
     from kernelwright.problems.loading import DTYPES

@@ -102,10 +102,10 @@ def fetch(
 
 
 def _service(log: "RunLog", base_url: str | None, api_key_env: str) -> "BatchService":
-    from kernelwright.agent.providers import OpenAISettings
+    from kernelwright.agent.config import ServerOptions
     from kernelwright.agent.providers.batch import BatchService
 
-    return BatchService(log, OpenAISettings(base_url=base_url, api_key_env=api_key_env))
+    return BatchService(log, ServerOptions(base_url=base_url, api_key_env=api_key_env))
 
 
 def _show(found: "Iterable[BatchStatus]") -> None:

@@ -8,8 +8,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from kernelwright.agent.config import ServerOptions
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers import OpenAISettings, ProviderError
+from kernelwright.agent.providers import ProviderError
 from kernelwright.agent.providers.batch import BatchProvider, BatchService, batch_line, import_answers, open_requests
 from kernelwright.cli import app
 from tests.support.search import CONFIG, PROBLEM, new_log, reply_with, searched
@@ -162,7 +163,7 @@ def server(model_server):
 
 
 def service(log, server):
-    return BatchService(log, OpenAISettings(base_url=server.base_url), {})
+    return BatchService(log, ServerOptions(base_url=server.base_url), {})
 
 
 def waited(log, server):

@@ -5,11 +5,17 @@ import asyncio
 import pytest
 
 from kernelwright.agent import providers as registry
+from kernelwright.agent.config import (
+    FilesOptions,
+    LocalOptions,
+    ProviderOptions,
+    RecordedOptions,
+    ServerOptions,
+    read_provider,
+)
 from kernelwright.agent.providers import (
     CachedProvider,
-    OpenAISettings,
     ProviderError,
-    ProviderOptions,
     check_provider,
     load_presets,
     provider_for,
@@ -35,20 +41,21 @@ class Echo:
 def provider(options, run):
     return Echo()
 """
-NEAR = OpenAISettings(base_url="http://127.0.0.1:9/v1")
+NEAR = ServerOptions(base_url="http://127.0.0.1:9/v1")
 
 
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
+        (RecordedOptions(), RecordedProvider),
         (ProviderOptions(), RecordedProvider),
-        (ProviderOptions(kind="server", server=NEAR), OpenAIProvider),
-        (ProviderOptions(kind="files"), FilesProvider),
+        (NEAR, OpenAIProvider),
+        (FilesOptions(), FilesProvider),
         (ProviderOptions(kind="batch"), BatchProvider),
         (ProviderOptions(kind="simulated"), SimulatedProvider),
-        (ProviderOptions(kind="server", server=NEAR, cache="cache"), CachedProvider),
+        (NEAR.model_copy(update={"cache": "cache"}), CachedProvider),
     ],
-    ids=["recorded", "server", "files", "batch", "simulated", "cached"],
+    ids=["recorded", "the default", "server", "files", "batch", "simulated", "cached"],
 )
 def test_each_choice_has_its_provider(log, options, kind):
     assert type(provider_for(options, log)) is kind
@@ -100,30 +107,30 @@ def test_what_a_provider_started_ends_with_the_run(log, tmp_path):
 
 def test_tasks_lie_in_the_run_unless_told_otherwise(log, tmp_path):
     assert provider_for(ProviderOptions(kind="files"), log).folder == log.folder / "tasks"
-    assert provider_for(ProviderOptions(kind="files", folder=str(tmp_path)), log).folder == tmp_path
+    assert provider_for(FilesOptions(folder=str(tmp_path)), log).folder == tmp_path
 
 
 def test_the_same_question_in_two_forms_has_two_places_in_the_cache(log):
     forms = [NEAR.model_copy(update={"api": api}) for api in ("chat", "responses")]
-    options = [ProviderOptions(kind="server", server=form, cache="cache") for form in forms]
+    options = [form.model_copy(update={"cache": "cache"}) for form in forms]
     assert len({provider_for(one, log).place for one in options}) == 2
 
 
 def test_a_missing_key_is_told_before_a_run_starts(monkeypatch):
     monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
     with pytest.raises(ProviderError, match="DEEPSEEK_API_KEY"):
-        check_provider(ProviderOptions(kind="server", server=load_presets()["deepseek"].settings))
+        check_provider(load_presets()["deepseek"].options)
 
 
 def test_a_missing_model_file_is_told_before_a_run_starts(tmp_path):
     pytest.importorskip("xllamacpp")
     with pytest.raises(ProviderError, match="there is no model file"):
-        check_provider(ProviderOptions(kind="local", model_file=str(tmp_path / "absent.gguf")))
+        check_provider(LocalOptions(model_file=str(tmp_path / "absent.gguf")))
 
 
 @pytest.mark.parametrize("name", load_presets())
 def test_each_preset_that_ships_can_be_asked_once_its_key_is_there(name):
-    settings = load_presets()[name].settings
+    settings = load_presets()[name].options
     provider = OpenAIProvider(settings, {settings.api_key_env: "a-key-for-the-test"})
     assert provider.base_url == settings.base_url
     assert settings.base_url.startswith("http://localhost:" if not settings.api_key_env else "https://")
@@ -131,7 +138,7 @@ def test_each_preset_that_ships_can_be_asked_once_its_key_is_there(name):
 
 def test_a_server_without_a_key_is_not_sent_another_ones(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-a-very-secret-key")
-    assert OpenAIProvider(load_presets()["vllm"].settings)._key == "none"
+    assert OpenAIProvider(load_presets()["vllm"].options)._key == "none"
 
 
 def test_a_users_own_table_goes_before_the_one_that_ships(tmp_path):
@@ -151,3 +158,22 @@ def test_a_table_that_can_not_be_used_is_told(tmp_path, text, words):
         path.write_text(text)
     with pytest.raises(ProviderError, match=words):
         load_presets(path)
+
+
+SERVER = {"base_url": "http://x/v1", "api": "responses", "needs_key": False}
+OLDER = {"server": SERVER, "folder": "f", "model_file": "m"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [
+        ("server", ServerOptions(base_url="http://x/v1", api="responses", cache="c")),
+        ("local", LocalOptions(model_file="m", api="responses", cache="c")),
+        ("files", FilesOptions(folder="f", cache="c")),
+        ("recorded", RecordedOptions(folder="f", cache="c")),
+        ("mine.py:provider", ProviderOptions(kind="mine.py:provider", cache="c")),
+    ],
+)
+def test_options_of_older_runs_are_read_by_their_kind(kind, read):
+    assert read_provider(OLDER | {"kind": kind, "cache": "c"}) == read
+    assert read_provider(read.model_dump()) == read

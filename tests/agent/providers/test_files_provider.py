@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
+from kernelwright.agent.config import ProviderOptions
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers import (
     CACHED,
     CachedProvider,
     ProviderError,
-    ProviderOptions,
     ReplyCache,
     answer_key,
     check_provider,

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kernelwright.agent.config import ServerOptions
 from kernelwright.agent.log.records import Ask, Request
-from kernelwright.agent.providers import OpenAISettings, ProviderError
+from kernelwright.agent.providers import ProviderError
 from kernelwright.agent.providers import local as small
 from kernelwright.agent.providers._llama import CONTEXT
 from kernelwright.agent.providers.local import LocalProvider, LocalServer
@@ -35,7 +36,7 @@ def server():
 
 
 def asked(server, request=QUESTION, api="chat"):
-    provider = OpenAIProvider(OpenAISettings(base_url=server.base_url, api_key_env="", api=api, max_retries=0))
+    provider = OpenAIProvider(ServerOptions(base_url=server.base_url, api_key_env="", api=api, max_retries=0))
     return asyncio.run(provider.complete(request, ASK, PROMPT))
 
 

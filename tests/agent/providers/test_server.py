@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from kernelwright.agent.config import ServerOptions
 from kernelwright.agent.log.records import Ask, Request
-from kernelwright.agent.providers import OpenAISettings, ProviderError, local
+from kernelwright.agent.providers import ProviderError, local
 from kernelwright.agent.providers.server import OpenAIProvider, proxy_for
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.machine.cache import VARIABLE
@@ -88,7 +89,7 @@ def no_proxy(monkeypatch):
 
 def provider_at(url, key=KEY, retries=0, **settings):
     environment = {} if key is None else {"OPENAI_API_KEY": key}
-    return OpenAIProvider(OpenAISettings(base_url=url, max_retries=retries, **settings), environment)
+    return OpenAIProvider(ServerOptions(base_url=url, max_retries=retries, **settings), environment)
 
 
 def asked(*answers, request=REQUEST, **options):
@@ -135,7 +136,7 @@ def test_options_go_out_only_where_they_are_set():
 )
 def test_the_key_goes_out_in_its_header(chosen, environment, sent):
     with Server(Answer(completion())) as server:
-        provider = OpenAIProvider(OpenAISettings(base_url=server.url, **chosen), environment)
+        provider = OpenAIProvider(ServerOptions(base_url=server.url, **chosen), environment)
         asyncio.run(provider.complete(REQUEST, ASK, PROMPT))
     assert server.headers[0]["Authorization"] == f"Bearer {sent}"
 
@@ -413,7 +414,7 @@ def proxy(no_proxy, monkeypatch):
 
 
 def refused_at(address):
-    provider = OpenAIProvider(OpenAISettings(base_url=address, max_retries=0), {"OPENAI_API_KEY": "sk-something"})
+    provider = OpenAIProvider(ServerOptions(base_url=address, max_retries=0), {"OPENAI_API_KEY": "sk-something"})
     with pytest.raises(ProviderError) as caught:
         asyncio.run(provider.complete(REQUEST, ASK, PROMPT))
     return str(caught.value)
