@@ -228,7 +228,7 @@ class ExecutorEvaluator:
         try:
             found = await self._verdict(work, settles=False)  # a candidate may do with less memory
         finally:
-            self.release(work.problem)  # candidates are judged by other settings, and so beside other processes
+            self.release(work.problem)  # candidates are judged by other settings, and so with other processes
         if self._kept and isinstance(found, Passed):
             self._kept.put(key, found.model_dump(mode="json"))
         return found

@@ -126,6 +126,6 @@ def _doubts(verdict: Passed) -> str:
     status = verdict.evidence.problem_status
     if status is not None and status.status == "weak":
         doubts.append(
-            "The problem can not tell a lazy answer from a right one, so it is not ranked: " + _sentence(status.why[0])
+            "The problem cannot tell a lazy answer from a correct one, so it is not ranked: " + _sentence(status.why[0])
         )
     return "".join(f"\n{doubt}\n" for doubt in doubts)

@@ -161,7 +161,7 @@ class LocalServer:
 
 def _begun(model: Path, threads: int = 1) -> "subprocess.Popen[str]":
     require_runtime()
-    # -P: nothing that lies beside the script, or where the user happens to be, may pass for a module.
+    # -P: nothing that lies next to the script, or where the user happens to be, may pass for a module.
     command = [sys.executable, "-P", str(SERVER), str(model), "--threads", str(threads)]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -196,7 +196,7 @@ class SimulatedProvider:
         shown = next((section.text for section in prompt.sections if section.name == "parent"), "")
         parent = kernel_in(shown)
         if parent is None or ask.role not in {"repair", "improve"}:
-            raise ProviderError(f"the simulated model can not answer to role {ask.role!r}; ask it for candidates alone")
+            raise ProviderError(f"the simulated model cannot answer to role {ask.role!r}; ask it for candidates alone")
         return landscape.repair(parent, rng) if ask.role == "repair" else landscape.improve(parent, ask.idea, rng)
 
 
