@@ -1,6 +1,6 @@
-"""From the record of a search to the `Brief` of its next step: verdicts put into words for a model.
+"""The `Brief` of the next step of a search, from its record: verdicts in words for a model.
 
-With it the facts that a prompt tells: the hardware's sheet, what PyTorch takes, what the device needs at least.
+Further facts of a prompt: the hardware's sheet, PyTorch's times, the roofline.
 """
 
 import os
@@ -14,11 +14,11 @@ from pydantic import ValidationError
 
 from kernelwright import prompts
 from kernelwright.agent.log.records import Ask, Attempt, doubt_of
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import View
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.agent.steering.advice import lessons
-from kernelwright.agent.strategies.moves import lineage
+from kernelwright.agent.steering import lessons
+from kernelwright.agent.strategies import lineage
 from kernelwright.problems import Problem
 from kernelwright.problems.languages import TARGETS
 from kernelwright.prompts.brief import Baselines
@@ -31,12 +31,11 @@ from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, floor_of
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, EAGER, Failed, Measurement, Passed
 
 CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
-FALLBACK_GPU = "H100"
-"""Shown for a GPU target on a machine without a known GPU, so that a prompt can still be read there."""
+FALLBACK_GPU = "H100"  # the device of prompts for a GPU target on a machine without a known GPU
 
 
 def sheet_for(target: str, name: str | None = None, ordinal: int = 0) -> prompts.DeviceSheet:
-    """The sheet for a target (`cpp`, `cuda` and so on), of the named device, or of this machine's own."""
+    """Make the sheet for a target (`cpp`, `cuda` and so on), of the named device or of this machine."""
     if name is not None:
         found = prompts.device_sheet(name)
         if found is None:
@@ -69,8 +68,11 @@ def _gpu_sheet(ordinal: int) -> prompts.DeviceSheet:
     return fallback
 
 
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
 def _caches() -> dict[str, int]:
-    """Bytes of each data or unified cache that the first core sees, smallest first."""
+    """Read the bytes of each data or unified cache of the first core, smallest first."""
     found: dict[str, int] = {}
     for index in sorted(CACHE_FOLDER.glob("index*")):
         kind = (index / "type").read_text().strip()
@@ -81,13 +83,10 @@ def _caches() -> dict[str, int]:
     return found
 
 
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-
-
 def baselines_of(view: View) -> Baselines:
-    """What the log says that the judge found of PyTorch before the first ask; the same for every role, for good.
+    """Give PyTorch's times and the roofline from before the first ask: the same in all prompts of the search.
 
-    Where nothing was found then, what the first verdict tells that passed and has a floor.
+    Without these, take them from the first verdict that passed and has a roofline.
     """
     first = view.measured.verdict if view.measured else None
     if isinstance(first, Passed):
@@ -98,10 +97,9 @@ def baselines_of(view: View) -> Baselines:
 
 
 def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folder: Path | None = None) -> Baselines:
-    """What earlier judgings of the problem left on this machine, whose sheet it is; for prompts of no search.
+    """Give the stored times and roofline of earlier judgings on this machine, for prompts outside a search.
 
-    Measures nothing: a prompt is worth no seconds of an idle machine. `threads` are those that a candidate on the
-    processor is judged with. `folder` is where facts are kept.
+    Measures nothing. `threads` are those that a candidate on the processor is judged with.
     """
     place = sheet.name if sheet.kind != "cpu" else f"{sheet.name}, {threads} threads"
     store = Store(f"baselines/{problem.digest}", folder)
@@ -130,7 +128,7 @@ def _as_measured(found: Measurement) -> Baselines:
 
 
 def _times(baselines_ms: Mapping[str, float], is_shipped: bool = False) -> tuple[str, ...]:
-    """The fastest first. `is_shipped`: whether eager as shipped is the same as eager."""
+    """Write times, the fastest first. `is_shipped`: eager at its default precision is the same as eager."""
     ordered = sorted(baselines_ms.items(), key=lambda one: one[1])
     how = {
         EAGER: ", at the precision policy above" + (", which is also PyTorch as it ships here" if is_shipped else ""),
@@ -169,12 +167,11 @@ SHOWN_BROKEN = frozenset({"syntax_error", "no_entry_point"})
 
 @dataclass(frozen=True)
 class BriefMaker:
-    """Makes the brief of each ask; a pure function of the view and the texts it names."""
+    """The maker of briefs: a pure function of the view and the texts that it names."""
 
     device: prompts.DeviceSheet
     versions: prompts.TargetVersions
-    texts: RunLog
-    """Where the texts stand that the record names by digest."""
+    texts: RunLog  # the source of texts that the record names by digest
     history_tokens: int = 2000
 
     def __call__(self, problem: Problem, view: View, ask: Ask) -> prompts.Brief:
@@ -238,7 +235,7 @@ class BriefMaker:
         )
 
     def _repeats(self, view: View, attempt: Attempt) -> Iterator[str]:
-        """What the attempt does that was done before: the same program, or the same change."""
+        """Say what the attempt repeats: an earlier program, or an earlier change."""
         if attempt.same_as is not None:
             earlier = view.attempt(attempt.same_as).candidate
             same = earlier is not None and attempt.candidate is not None and earlier.digest == attempt.candidate.digest
@@ -253,7 +250,7 @@ class BriefMaker:
                 return
 
     def _added(self, view: View, attempt: Attempt) -> frozenset[str]:
-        """The lines that the attempt has and its parent has not; none for what does not start from a source."""
+        """Give the lines that an improvement adds to its parent; none for other attempts."""
         parent = view.attempt(attempt.ask.parent).candidate if attempt.ask.parent else None
         if attempt.candidate is None or parent is None or attempt.ask.role != "improve":
             return frozenset()
@@ -261,7 +258,7 @@ class BriefMaker:
 
 
 def _doubt(attempt: Attempt) -> str:
-    """With its interval, what keeps a model from reading a gain as a fact; empty where nothing does."""
+    """Give the interval and doubt of an uncertain gain; empty where there is none."""
     found = attempt.ruling.measurement if isinstance(attempt.ruling, Passed) else None
     return attempt.marks if found and found.speedup > 1 and doubt_of(found) else ""
 
@@ -273,7 +270,7 @@ def lines_of(source: str) -> frozenset[str]:
 
 
 def said_once(verdict: Failed) -> str:
-    """Reason and log of a failure; lines of the reason that the log repeats stand once, where their context is."""
+    """Join reason and log of a failure; lines in both are kept once, in the log."""
     logged = verdict.log.splitlines()
     if logged and logged[0].strip() == verdict.reason.strip():
         return verdict.log

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from bench.simulated.playing import play
 from bench.strategies import DEFAULT, YARDSTICK, Ratio, ratio
-from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.providers.kinds.simulated import STANDARD, Assumptions, Landscape
+from kernelwright.agent.config import SearchConfig
+from kernelwright.agent.providers.simulated import STANDARD, Assumptions, Landscape
 from kernelwright.agent.strategies import load_strategy
 
 SEEDS = range(2000, 2200)

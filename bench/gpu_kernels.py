@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, cast, get_args
 from bench.chosen import Kept, chosen
 from bench.gpu_facts import NO_DEVICE, Report
 from bench.recorded import recorded_source
-from kernelwright.agent.providers.kinds.recorded import read_story, recorded_targets
+from kernelwright.agent.providers.recorded import read_session, recorded_targets
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.prompts import Target
 from kernelwright.sandbox.backends import backend_of
@@ -82,7 +82,7 @@ def answers(
     """The last answer of each story, or all."""
     found = []
     for name in names:
-        last = len(read_story(name, TARGET, dtype=DTYPE).entries)
+        last = len(read_session(name, TARGET, dtype=DTYPE).entries)
         found += [Answer(name, n, backward, compiled) for n in range(1 if every else last, last + 1)]
     return found
 

@@ -18,7 +18,7 @@ from bench.chosen import chosen, is_in_time
 from bench.gpu_facts import NO_DEVICE, Report
 from bench.recorded import recorded_source
 from bench.warm import spread
-from kernelwright.agent.providers.kinds.recorded import recorded_targets
+from kernelwright.agent.providers.recorded import recorded_targets
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.pool.judges import Judges

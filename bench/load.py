@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.simulated.many import Load, run_many
-from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.config import SearchConfig
 
 LEAST_BUSY, MOST_GROWTH = 0.9, 1.1
 

@@ -15,8 +15,8 @@ SUBJECTS = {
         "sandbox/verdict/statistics.py",
         "sandbox/timing/samples.py",
     ),
-    "strategies": ("agent/strategies/*.py",),
-    "replies": ("agent/replies/*.py",),
+    "strategies": ("agent/strategies.py",),
+    "replies": ("agent/replies.py",),
     "metrics": ("evals/figures.py",),
 }
 """Files that mutants are drawn from. Only `--draw` reads them."""

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from bench.chosen import chosen
 from bench.recorded import recorded_source
-from kernelwright.agent.providers.kinds.recorded import read_story, recorded_targets
+from kernelwright.agent.providers.recorded import read_session, recorded_targets
 from kernelwright.evals.runs.prompting import default_size
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.sandbox.jail.zygote import become_a_judge
@@ -127,6 +127,6 @@ def _recorded() -> Iterator[Asked]:
             load_problem(name, default_size(name, target)),
             Settings(device="cuda" if target == "cuda" else "cpu"),
         )
-        for index, entry in enumerate(read_story(name, target).entries):
+        for index, entry in enumerate(read_session(name, target).entries):
             candidate = Candidate(source=recorded_source(name, target, index), language=target)
             yield Asked(f"{name}/{target}/{entry.file}", problem, settings, candidate)

@@ -19,7 +19,7 @@ from bench.simulated.capacity import Costs, Fleet, bottleneck, cold_share
 from bench.simulated.clock import run_simulated
 from bench.simulated.executor import Load, SimulatedExecutor, Times, search_many
 from bench.simulated.many import run_many
-from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.config import SearchConfig
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.problems import Problem
 from kernelwright.problems.languages import LanguageName

@@ -19,7 +19,7 @@ from kernelwright.agent.replies import Extraction, extract
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed
 from tests.agent.replies.test_extraction import ACCEPTED, REJECTED, kernel_called
-from tests.agent.replies.test_extraction_figures import cuts
+from tests.agent.replies.test_extraction_truncation import cuts
 from tests.sandbox.conftest import QUICK
 from tests.support.faults import FAULTS, PROBLEM, missing_words, with_fault
 from tests.support.search import CONFIGS, killed_searches, outline

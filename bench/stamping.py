@@ -14,9 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import View, fold
-from kernelwright.agent.providers.kinds.recorded import STORY, read_story, recorded_targets, stories, story_folder
+from kernelwright.agent.providers.recorded import (
+    SESSION_FILE,
+    read_session,
+    recorded_targets,
+    session_folder,
+    sessions_folder,
+)
 from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
 from kernelwright.evals.runs.running import Plan, Running
 from kernelwright.problems import catalog_names
@@ -42,8 +48,8 @@ def stamp(folder: Path) -> list[Path]:
     with RunLog.open(folder) as log:
         running = Running(log, Plan.model_validate(log.header.config))
         views = [fold(problem.name, log.events(problem.name)) for problem in running.problems]
-        target, catalog = running.plan.search.target, stories(running.plan.provider.folder)
-        folders = [story_folder(one.name, target, catalog, one.dtype) for one in running.problems]  # type: ignore[arg-type]
+        target, catalog = running.plan.search.target, sessions_folder(getattr(running.plan.provider, "folder", None))
+        folders = [session_folder(one.name, target, catalog, one.dtype) for one in running.problems]  # type: ignore[arg-type]
         return [_stamp_story(view, folder) for view, folder in zip(views, folders, strict=True)]
 
 
@@ -53,10 +59,10 @@ def stamp_drafts(target: Target, device: str, dtype: str | None = None) -> list[
     for problem in catalog_names():
         if target not in recorded_targets(problem, dtype=dtype):
             continue
-        entries = read_story(problem, target, dtype=dtype).entries
+        entries = read_session(problem, target, dtype=dtype).entries
         if len(entries) == 1:
             choice = PromptChoice(problem=problem, role="propose", target=target, device=device, dtype=dtype)
-            path = story_folder(problem, target, dtype=dtype) / STORY
+            path = session_folder(problem, target, dtype=dtype) / SESSION_FILE
             written.append(_stamped(path, {entries[0].file: show_prompt(choice)}))
     return written
 
@@ -65,7 +71,7 @@ def _stamp_story(view: View, folder: Path) -> Path:
     prompts = {
         attempt.reply.provider_request_id: attempt.prompt for attempt in view.attempts if attempt.reply is not None
     }
-    return _stamped(folder / STORY, prompts)
+    return _stamped(folder / SESSION_FILE, prompts)
 
 
 def _stamped(path: Path, prompts: Mapping[str | None, Digested]) -> Path:

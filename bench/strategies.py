@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bench.simulated.playing import play
-from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.providers.kinds.simulated import Landscape
+from kernelwright.agent.config import SearchConfig
+from kernelwright.agent.providers.simulated import Landscape
 from kernelwright.agent.strategies import SHIPPED, load_strategy
 
 SEEDS = range(1000, 1500)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from kernelwright.agent.replies.normalising import is_copy
+from kernelwright.agent.normalising import is_copy
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record
 from kernelwright.sandbox.verdict.report import DOUBTS, counted_speedup, report

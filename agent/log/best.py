@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.records import Attempt
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.problems import Problem
 from kernelwright.problems.formats.reading import write_problem
@@ -15,12 +15,10 @@ from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.report import DOUBTS, OLDER_CLOCKS, report, timings
 from kernelwright.sandbox.verdict.verdicts import Passed, Verdict
 
-FILES = ("candidate.py", "verdict.json", "README.md")
-"""What the folder holds; the kernel stands first."""
+FILES = ("candidate.py", "verdict.json", "README.md")  # the files of the folder, the kernel first
 PROBLEM = "problem"
-"""The folder within, which says all that the kernel was judged by; its reference alone would not."""
-JUDGE_AGAIN = f"kernelwright judge ./{PROBLEM} candidate.py"
-"""To be run in the folder, with `device_option`."""
+"""The folder within that holds the problem; its reference alone would not be enough to judge the kernel."""
+JUDGE_AGAIN = f"kernelwright judge ./{PROBLEM} candidate.py"  # the command to run in the folder, with `device_option`
 
 
 def best_folder(log: RunLog, problem_name: str) -> Path:
@@ -30,8 +28,7 @@ def best_folder(log: RunLog, problem_name: str) -> Path:
 def write_best(log: RunLog, problem_name: str) -> Path | None:
     """Write the best kernel of a problem, the problem and the evidence; None where there is no best.
 
-    Then what was written for one that a fresh judge has refused since goes away. Raises `RunLogError` where the folder
-    cannot be written.
+    Then an earlier one, whose re-evaluation failed, is removed. Raises `RunLogError`.
     """
     folder = best_folder(log, problem_name)
     texts = _texts(log, problem_name)
@@ -71,7 +68,7 @@ def _texts(log: RunLog, problem_name: str) -> dict[str, str] | None:
 
 
 def _clear(folder: Path) -> None:
-    """Take away what `write_best` wrote, the kernel first; what others put beside it stays."""
+    """Remove the files of `write_best`, the kernel first; other files in the folder stay."""
     for name in FILES:
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / PROBLEM, ignore_errors=True)
@@ -108,7 +105,7 @@ Judge it again, here or on another machine:
 
 
 def device_option(verdict: Verdict | None) -> str:
-    """What a command needs to judge where that verdict was reached: plain Python would go to the processor."""
+    """Give the option to judge where that verdict was reached: plain Python would go to the processor."""
     return " --device cuda" if verdict is not None and verdict.evidence.device.startswith("cuda") else ""
 
 
@@ -129,6 +126,6 @@ def _doubts(verdict: Passed) -> str:
     status = verdict.evidence.problem_status
     if status is not None and status.status == "weak":
         doubts.append(
-            "The problem can not tell a lazy answer from a right one, so it is not ranked: " + _sentence(status.why[0])
+            "The problem cannot tell a lazy answer from a correct one, so it is not ranked: " + _sentence(status.why[0])
         )
     return "".join(f"\n{doubt}\n" for doubt in doubts)

@@ -1,17 +1,28 @@
-"""What can happen in a run: one closed record for each kind of event."""
+"""The events of a run: one closed record a kind, with the change that it makes to the folded view."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field
 
-from kernelwright.agent.log import records
-from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.config import SearchConfig
+from kernelwright.agent.log.records import (
+    Asking,
+    Attempt,
+    FollowUp,
+    FoundCandidate,
+    KnownIdea,
+    Note,
+    ReplyFacts,
+    Screening,
+)
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.problems.problem import Record
 from kernelwright.sandbox.verdict.verdicts import Verdict
 
 AtFault = Literal["broken", "unsupported", "machine"]
-"""What kept a problem from being judged: its own reference, a limit of the judge, or this machine."""
+"""The reason why a problem cannot be judged: its own reference, a limit of the judge, or this machine."""
+GOES_ON = {"stopped": None, "fault": None}
 
 
 class RunLogError(Exception):
@@ -26,30 +37,43 @@ class RunStarted(Record):
 class OfProblem(Record):
     problem: str
 
+    def changes(self, view: Mapping[str, Any]) -> dict[str, Any]:
+        """Give the fields of the problem's view that this event sets, from the fields that it had."""
+        return {}
+
 
 class OfAttempt(OfProblem):
     attempt: int
 
+    def changes_to(self, attempt: Attempt) -> dict[str, Any]:
+        """Give the fields of the attempt that this event sets; by default those that have the same names."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name in Attempt.model_fields}
+
 
 class Equipped(OfProblem):
-    """What the search for the problem sets out with; again where a later process goes on with another config."""
+    """The start of the search for a problem; again where a later process continues with another config."""
 
     kind: Literal["equipped"] = "equipped"
-    ideas: tuple[records.KnownIdea, ...]
-    """Those that apply to the problem, with what is known of them, in the order in which to try them."""
+    ideas: tuple[KnownIdea, ...]
+    """Those that apply to the problem, with their statistics, in the order in which to try them."""
     config: SearchConfig
+
+    def changes(self, view: Mapping[str, Any]) -> dict[str, Any]:
+        return {"ideas": self.ideas, "config": self.config}
 
 
 class MeasuredProblem(OfProblem):
-    """What PyTorch takes, told by judging the reference as a candidate: once, before the first ask.
+    """PyTorch's times, from judging the reference as a candidate: once, before the first ask.
 
-    The prompts of the search have their times and the floor from here; nothing is measured again for one.
+    The prompts of the search take their times and the roofline from here; nothing is measured again for a prompt.
     """
 
     kind: Literal["measured"] = "measured"
     verdict: Verdict | None = None
-    why_not: str = ""
-    """Why there is no verdict; the search goes on, and its prompts do without."""
+    why_not: str = ""  # the reason for a missing verdict; the search continues, and its prompts do without
+
+    def changes(self, view: Mapping[str, Any]) -> dict[str, Any]:
+        return {"measured": self}
 
 
 class Granted(OfProblem):
@@ -57,80 +81,100 @@ class Granted(OfProblem):
     attempts: int
     reason: str
 
+    def changes(self, view: Mapping[str, Any]) -> dict[str, Any]:
+        return GOES_ON | {"granted": view["granted"] + self.attempts}
 
-class Asked(OfAttempt):
-    """The strategy decided; committed before the provider hears of it. The prompt's text is a blob.
 
-    For role tune nobody is asked: the prompt is empty, the request's digest too, and the source is a blob.
+class Asked(Asking, OfAttempt):
+    """A decision of the strategy, committed before the provider receives it. The prompt's text is a blob.
+
+    For role tune no provider is asked: the prompt is empty, the request's digest too, and the source is a blob.
     """
 
     kind: Literal["asked"] = "asked"
-    ask: records.Ask
-    prompt: records.PromptOutline
-    request_digest: str
-    temperature: float | None
-    max_tokens: int | None
-    sample: int
-    decision: records.Decision | None = None
-    """None in records of older runs."""
+
+    def changes(self, view: Mapping[str, Any]) -> dict[str, Any]:
+        return GOES_ON
 
 
 class Replied(OfAttempt):
-    """The provider answered. The whole `Reply` is a blob, as JSON, under `reply_digest`."""
+    """The provider's answer. The complete `Reply` is a blob, as JSON, under `reply_digest`."""
 
     kind: Literal["replied"] = "replied"
     reply_digest: str
-    reply: records.ReplyFacts
+    reply: ReplyFacts
 
 
 class AskedAgain(OfAttempt):
-    """The reply was cut off, and the provider is asked, once, to go on. The prompt's text is a blob."""
+    """The request to continue a reply that was cut off, once at most. The prompt's text is a blob."""
 
     kind: Literal["asked_again"] = "asked_again"
     prompt_digest: str
     request_digest: str
 
+    def changes_to(self, attempt: Attempt) -> dict[str, Any]:
+        return {"follow_up": FollowUp(prompt_digest=self.prompt_digest, request_digest=self.request_digest)}
+
 
 class RepliedAgain(OfAttempt):
-    """The provider's second answer; the whole `Reply` is a blob, as JSON."""
+    """The provider's second answer; the complete `Reply` is a blob, as JSON."""
 
     kind: Literal["replied_again"] = "replied_again"
     reply_digest: str
-    reply: records.ReplyFacts
+    reply: ReplyFacts
+
+    def changes_to(self, attempt: Attempt) -> dict[str, Any]:
+        if attempt.follow_up is None:
+            raise RunLogError(
+                f"attempt {self.attempt} was answered again and not asked; the record is damaged, start a new run"
+            )
+        news = {"reply_digest": self.reply_digest, "reply": self.reply}
+        return {"follow_up": attempt.follow_up.model_copy(update=news)}
 
 
 class Noted(OfAttempt):
     kind: Literal["noted"] = "noted"
-    notes: tuple[records.Note, ...]
+    notes: tuple[Note, ...]
 
 
 class CandidateExtracted(OfAttempt):
     kind: Literal["extracted"] = "extracted"
-    candidate: records.FoundCandidate
+    candidate: FoundCandidate
+
+    def changes_to(self, attempt: Attempt) -> dict[str, Any]:
+        return {"extraction": self.candidate}
 
 
 class NoCandidate(OfAttempt):
     kind: Literal["not_extracted"] = "not_extracted"
     why: NotExtracted
 
+    def changes_to(self, attempt: Attempt) -> dict[str, Any]:
+        return {"extraction": self.why}
+
 
 class JudgedAttempt(OfAttempt):
     kind: Literal["judged"] = "judged"
     verdict: Verdict
-    same_as: int | None = None
-    """The earlier attempt that this verdict was reached for, where the candidate is the same."""
+    same_as: int | None = None  # the earlier attempt that this verdict was reached for, where the candidate is the same
 
 
 class Screened(OfAttempt):
     kind: Literal["screened"] = "screened"
-    screenings: tuple[records.Screening, ...]
+    screenings: tuple[Screening, ...]
+
+    def changes_to(self, attempt: Attempt) -> dict[str, Any]:
+        return {"screenings": (*attempt.screenings, *self.screenings)}
 
 
 class Confirmed(OfAttempt):
-    """A second verdict, by a fresh judge in new processes, so that luck in the first timing does not win."""
+    """A second verdict, by a judge in new processes, so that luck in the first timing does not win."""
 
     kind: Literal["confirmed"] = "confirmed"
     verdict: Verdict
+
+    def changes_to(self, attempt: Attempt) -> dict[str, Any]:
+        return {"confirmed": self.verdict}
 
 
 class Kept(OfAttempt):
@@ -138,22 +182,34 @@ class Kept(OfAttempt):
     speedup: float
     previous: int | None
 
+    def changes(self, view: Mapping[str, Any]) -> dict[str, Any]:
+        return {"kept": self.attempt}
+
 
 class ProviderFailed(OfAttempt):
     kind: Literal["provider_failed"] = "provider_failed"
     message: str
     retryable: bool
 
+    def changes_to(self, attempt: Attempt) -> dict[str, Any]:
+        return {"provider_failures": attempt.provider_failures + 1}
+
 
 class Stopped(OfProblem):
     kind: Literal["stopped"] = "stopped"
     reason: str
     fault: AtFault | None = None
-    """None for an end that is the search's own; otherwise no candidate could be judged for the reason that is told."""
+    """None for an ordinary end of the search; otherwise no candidate could be judged, for the reason given."""
+
+    def changes(self, view: Mapping[str, Any]) -> dict[str, Any]:
+        return {"stopped": self.reason, "fault": self.fault}
 
 
 class Resumed(OfProblem):
     kind: Literal["resumed"] = "resumed"
+
+    def changes(self, view: Mapping[str, Any]) -> dict[str, Any]:
+        return GOES_ON
 
 
 Body = Annotated[
@@ -180,10 +236,8 @@ Body = Annotated[
 
 
 class Event(Record):
-    seq: int
-    """Its place in the run, from 1."""
-    time: AwareDatetime
-    """When it was committed, UTC."""
+    seq: int  # its place in the run, from 1
+    time: AwareDatetime  # when it was committed, UTC
     body: Body
 
     @property

@@ -1,4 +1,4 @@
-"""The records of a search: what was asked, what came back, and the `Attempt` that both belong to."""
+"""The records of a search: requests, replies, candidates, and the `Attempt` that they belong to."""
 
 import hashlib
 import math
@@ -29,8 +29,7 @@ class SectionSpan(Record):
     name: str
     stable: bool
     start: Offset
-    end: Offset
-    """Offsets in characters; `end` is behind the last one."""
+    end: Offset  # offsets in characters; `end` is behind the last one
 
 
 class PromptOutline(Record):
@@ -59,6 +58,12 @@ class PromptOutline(Record):
             sections=tuple(spans),
         )
 
+    @classmethod
+    def empty(cls, role: Role, target: Target) -> Self:
+        """Make the outline of an attempt without a prompt."""
+        digest = hashlib.sha256(b"").hexdigest()
+        return cls(role=role, target=target, digest=digest, stable_digest=digest, sections=())
+
     def filled(self, text: str) -> Prompt:
         sections = (
             Section(name=span.name, text=text[span.start : span.end], stable=span.stable) for span in self.sections
@@ -69,8 +74,7 @@ class PromptOutline(Record):
 class Knob(Record):
     name: str
     value: str
-    values: tuple[str, ...]
-    """Those worth trying, in the author's order."""
+    values: tuple[str, ...]  # those worth trying, in the author's order
 
 
 class FoundCandidate(Record):
@@ -84,15 +88,14 @@ class FoundCandidate(Record):
 
     @property
     def identity(self) -> str:
-        """What two candidates share that are the same program."""
+        """A digest that two candidates share if they are the same program."""
         return self.normal or self.digest
 
 
 class Screening(Record):
-    """A quick look at one variant of a candidate: enough to leave it aside, not enough to rank it."""
+    """A quick time of one variant of a candidate: enough to drop it, not enough to rank it."""
 
-    setting: str
-    """`TILE = 16`, or several, with commas between them."""
+    setting: str  # `TILE = 16`, or several, with commas between them
     candidate_ms: float | None
 
 
@@ -107,12 +110,12 @@ class KnownIdea(Idea):
 
     @property
     def rate(self) -> float:
-        """The share of wins to expect: one win in three before anything is known."""
+        """The expected share of wins: one in three before any trial."""
         return (self.won + 1) / (self.tried + 3)
 
 
 class Decision(Record):
-    """Which asks a strategy decided on at once, and for how much room."""
+    """A decision of the strategy: its first attempt, and the free slots that it was for."""
 
     first: int
     room: int
@@ -122,10 +125,10 @@ T = TypeVar("T")
 
 
 def standing_of(verdict: Verdict | None) -> float | None:
-    """The speedup to rank by; None unless it passed.
+    """Compute the speedup to rank by; None unless it passed.
 
-    Where it is unconfirmed, or too noisy to compare, any candidate that is faster without doubt stands higher. Noise
-    must not win, so that of the noisy is the lower end of their interval.
+    A candidate that is faster without doubt ranks above one that is unconfirmed or too noisy to compare. Noise must not
+    win, so noisy candidates rank by the lower end of their interval.
     """
     if not isinstance(verdict, Passed):
         return None
@@ -136,20 +139,20 @@ def standing_of(verdict: Verdict | None) -> float | None:
 
 
 def doubt_of(measured: Measurement) -> str | None:
-    """`too_noisy` or `unconfirmed` where the comparison is that, None else; spares most their interval."""
+    """Give `too_noisy` or `unconfirmed` where the comparison is that, else None; most need no interval for it."""
     if not _may_be_noisy(measured) and measured.is_confirmed:
         return None
     return measured.comparison if measured.comparison in DOUBTS else None
 
 
 def ranked(found: Iterable[T], standing: Callable[[T], float | None]) -> list[T]:
-    """Those that have a standing, the highest first, the earlier one of equals; the first of them is the best."""
+    """Sort those that have a rank, the highest first, the earlier one of equals; the first of them is the best."""
     standings = [(value, one) for one in found if (value := standing(one)) is not None]
     return [one for _, one in sorted(standings, key=lambda pair: -pair[0])]
 
 
 def _may_be_noisy(measured: Measurement) -> bool:
-    """Whether the interval could be too wide at all: a bootstrap interval of a median lies inside its samples' range.
+    """Tell whether the interval could be too wide: a bootstrap interval of a median lies inside its samples' range.
 
     Saves a thousand resamples for each quiet measurement.
     """
@@ -172,28 +175,25 @@ ADVICE = frozenset({"plan", "critique", "reflect"})
 
 
 class Ask(Record):
-    attempt: int = Field(ge=1)
-    """Number of the attempt that this opens; consecutive for each problem."""
+    attempt: int = Field(ge=1)  # number of the attempt that this opens; consecutive for each problem
     problem: str
     role: Role
     target: Target
-    parent: int | None
-    """The attempt to start from; None for a first draft."""
+    parent: int | None  # the attempt to start from; None for a first draft
     idea: str
     directive: str
     model: str
 
 
 class Request(Record):
-    """All that decides an answer: two requests with one digest ask for the same sample of the same thing."""
+    """All that decides an answer: requests with one digest ask for the same sample of the same thing."""
 
     model: str
     prompt: str
-    temperature: float | None = None
-    """None leaves it to the provider, and so with `max_tokens`."""
+    temperature: float | None = None  # None leaves it to the provider, and so with `max_tokens`
     max_tokens: int | None = None
     sample: int = Field(default=0, ge=0)
-    """How many requests before this one, at this problem in this run, were otherwise the same."""
+    """The number of earlier requests at this problem in this run that were otherwise the same."""
 
     @cached_property
     def digest(self) -> str:
@@ -212,30 +212,23 @@ class Usage(Record):
     cache_write_tokens: Count | None = None
     output_tokens: Count | None = None
     reasoning_tokens: Count | None = None
-    cost_usd: float | None = None
-    """As the provider states it; nothing is estimated here."""
-    raw: Text | None = None
-    """The provider's own usage object, as JSON."""
+    cost_usd: float | None = None  # as the provider states it; nothing is estimated here
+    raw: Text | None = None  # the provider's own usage object, as JSON
 
 
 class ReplyFacts(Record):
-    finish_reason: Text | None
-    """As the provider says: `stop`, or `length` where the reply was cut off."""
-    model: Text
-    """The model that the provider says it used."""
+    finish_reason: Text | None  # as the provider says: `stop`, or `length` where the reply was cut off
+    model: Text  # the model that the provider says it used
     usage: Usage
     provider: str
-    provider_request_id: Text | None
-    """The provider's own name for this answer; for a recorded one its file."""
-    latency_s: float | None
-    """Seconds from sending to the last byte, retries included; None where nothing was sent."""
+    provider_request_id: Text | None  # the provider's own id of this answer; for a recorded one its file
+    latency_s: float | None  # seconds from sending to the last byte, retries included; None where nothing was sent
     note: str = ""
 
 
 class Reply(ReplyFacts):
     text: Text
-    reasoning: Text = ""
-    """Reasoning that came in a field apart; reasoning inside `text` stays there."""
+    reasoning: Text = ""  # reasoning from a field of its own; reasoning inside `text` stays there
 
     @cached_property
     def digest(self) -> str:
@@ -253,26 +246,30 @@ class FollowUp(Record):
     reply: ReplyFacts | None = None
 
 
-class Attempt(Record):
+class Asking(Record):
+    """The part of an attempt that is known once it was asked; its event and `Attempt` have these fields."""
+
     ask: Ask
     prompt: PromptOutline
     request_digest: str
     temperature: float | None
     max_tokens: int | None
     sample: int
-    decision: Decision | None = None
+    decision: Decision | None = None  # None in records of older runs
+
+
+class Attempt(Asking):
+    """One ask with all that followed, folded from the log."""
+
     reply_digest: str | None = None
     reply: ReplyFacts | None = None
     follow_up: FollowUp | None = None
     extraction: FoundCandidate | NotExtracted | None = None
-    notes: tuple[Note, ...] | None = None
-    """What a reply of words said; None for other roles and before it is read."""
-    verdict: Verdict | None = None
-    """The first one; see `ruling`."""
-    same_as: int | None = None
-    """The earlier attempt whose verdict was taken over, since its candidate was the same."""
+    notes: tuple[Note, ...] | None = None  # the content of a reply of words; None for other roles and before it is read
+    verdict: Verdict | None = None  # the first one; see `ruling`
+    same_as: int | None = None  # the earlier attempt with the same candidate, whose verdict this one has
     confirmed: Verdict | None = None
-    """A second verdict, by a fresh judge; that of the earlier attempt where the candidate is the same."""
+    """A second verdict, from a re-evaluation; that of the earlier attempt where the candidate is the same."""
     screenings: tuple[Screening, ...] = ()
     provider_failures: int = 0
 
@@ -305,17 +302,17 @@ class Attempt(Record):
 
     @property
     def counts(self) -> bool:
-        """Whether it counts in the budget of attempts: a candidate was asked for."""
+        """Tell whether it counts in the budget of attempts: it asks for a candidate."""
         return not self.advises and self.ask.role != "tune"
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will come of it: judged, read, or without a candidate."""
+        """Tell whether it is complete: judged, read, or without a candidate."""
         return self.verdict is not None or self.notes is not None or isinstance(self.extraction, NotExtracted)
 
     @property
     def ruling(self) -> Verdict | None:
-        """The verdict that counts, for whatever is told of the attempt: the confirming one, else the first."""
+        """The verdict that counts: that of the re-evaluation, else the first."""
         return self.confirmed or self.verdict
 
     @property
@@ -328,7 +325,7 @@ class Attempt(Record):
 
     @property
     def failed(self) -> bool:
-        """Whether a candidate was wanted and none passed; a reply without one is a failure too."""
+        """Tell whether it asked for a candidate and none passed; a reply without one is a failure too."""
         return self.finished and not self.passed and not self.advises
 
     @cached_property
@@ -337,12 +334,12 @@ class Attempt(Record):
 
     @cached_property
     def marks(self) -> str:
-        """Stands behind its speedup wherever that is shown: ` [2.20, 2.41], too noisy`."""
+        """The interval and the doubt behind its speedup: ` [2.20, 2.41], too noisy`."""
         return speedup_words(self.ruling).partition(" x")[2] if isinstance(self.ruling, Passed) else ""
 
     @cached_property
     def standing(self) -> float | None:
-        """The speedup to rank by; None unless it passed, and where a fresh judge refused it."""
+        """The speedup to rank by; None unless it passed, and where the re-evaluation failed."""
         return standing_of(self.ruling)
 
     @property

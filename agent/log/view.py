@@ -1,4 +1,4 @@
-"""The log of one problem, folded into what a strategy looks at. Pure: no clock, no file, no state."""
+"""`View`: the log of one problem, folded for strategies. Pure: no clock, no file, no state."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -6,52 +6,55 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from kernelwright.agent.log import events as log_events
-from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.records import Attempt, FollowUp, KnownIdea, ranked
+from kernelwright.agent.config import SearchConfig
+from kernelwright.agent.log.events import (
+    Asked,
+    AtFault,
+    Confirmed,
+    Event,
+    JudgedAttempt,
+    MeasuredProblem,
+    OfAttempt,
+    OfProblem,
+    Resumed,
+    RunLogError,
+)
+from kernelwright.agent.log.records import Asking, Attempt, KnownIdea, ranked
 from kernelwright.problems.problem import Record
-
-GOES_ON = {"stopped": None, "fault": None}
 
 
 class View(Record):
-    """How far the search for one problem has come. Immutable; `after` gives the next one."""
+    """The state of the search for one problem. Immutable; `after` gives the next one."""
 
     problem: str
-    attempts: tuple[Attempt, ...] = ()
-    """In order of their numbers, which run from 1 without a gap."""
-    kept: int | None = None
-    """The attempt that the log last called the best; a fresh judge may have refused it since."""
-    stopped: str | None = None
-    """Why the search ended; None while it goes on."""
-    fault: log_events.AtFault | None = None
+    attempts: tuple[Attempt, ...] = ()  # in order of their numbers, which run from 1 without a gap
+    kept: int | None = None  # the attempt that the log last called the best; its re-evaluation may have failed since
+    stopped: str | None = None  # why the search ended; None while it continues
+    fault: AtFault | None = None
     ideas: tuple[KnownIdea, ...] = ()
     """Those that apply to the problem, in the order in which to try them; empty before the search has begun."""
-    config: SearchConfig | None = None
-    """What the search was last started with; None before it has begun, and in records of older runs."""
-    measured: log_events.MeasuredProblem | None = None
-    """What was found of PyTorch's own times before the first ask; None where nobody looked."""
-    granted: int = 0
-    """Attempts beyond the problem's own budget, left over by other problems."""
+    config: SearchConfig | None = None  # the config of the last start; None before it, and in records of older runs
+    measured: MeasuredProblem | None = None
+    """PyTorch's own times from before the first ask; None where they were not measured."""
+    granted: int = 0  # attempts beyond the problem's own budget, left over by other problems
     session_start: datetime | None = None
     last_event: datetime | None = None
-    earlier_s: float = 0.0
-    """Wall seconds of the sessions before this one, from the first to the last event of each."""
+    earlier_s: float = 0.0  # wall seconds of the sessions before this one, from the first to the last event of each
 
     @cached_property
     def best(self) -> Attempt | None:
-        """The attempt with the highest standing, the earlier one of equals; all that show a best ask here."""
+        """The attempt of the highest rank, the earlier one of equals: the only definition of the best."""
         return next(iter(self.ranked), None)
 
     @cached_property
     def ranked(self) -> tuple[Attempt, ...]:
-        """The attempts that passed, by standing, the highest first. A source that came again counts once."""
+        """The attempts that passed, the highest rank first. A repeated source counts once."""
         first_ones = (attempt for attempt in self.attempts if not attempt.same_as)
         return tuple(ranked(first_ones, lambda attempt: attempt.standing))
 
     @property
     def pending(self) -> tuple[Attempt, ...]:
-        """Attempts of which more must come: asked and not answered, or answered and neither refused nor judged."""
+        """Attempts that are not complete: without an answer, or with one that is neither refused nor judged."""
         return tuple(attempt for attempt in self.attempts if not attempt.finished)
 
     @property
@@ -64,7 +67,7 @@ class View(Record):
 
     @property
     def wall_s(self) -> float:
-        """Wall seconds from the first event to the last, without the time between two processes."""
+        """Wall seconds from the first event to the last, without the time between two sessions."""
         if self.session_start is None or self.last_event is None:
             return 0.0
         return self.earlier_s + (self.last_event - self.session_start).total_seconds()
@@ -74,7 +77,7 @@ class View(Record):
         return len(self.attempts) + 1
 
     def attempt(self, number: int) -> Attempt:
-        """The attempt of that number; `RunLogError` where the log has none."""
+        """Find an attempt by its number. Raises `RunLogError` where the log has none."""
         return _numbered(self.attempts, number, self.problem)
 
     def children(self, number: int) -> tuple[Attempt, ...]:
@@ -89,135 +92,72 @@ class View(Record):
         return found
 
     def first_with(self, identity: str) -> Attempt | None:
-        """The earliest attempt with a verdict on the same program; see `FoundCandidate.identity`."""
+        """Find the earliest attempt with a verdict on the same program; see `FoundCandidate.identity`."""
         judged = (attempt for attempt in self.attempts if attempt.candidate and attempt.verdict)
         return next((one for one in judged if one.candidate and one.candidate.identity == identity), None)
 
-    def after(self, event: log_events.Event) -> "View":
-        return _Folding(self).taken([event])
+    def after(self, event: Event) -> "View":
+        return _folded(self, [event])
 
 
-class _Folding:
-    """A view while it takes in events, each in a time that does not grow with the number of attempts."""
+def fold(problem: str, events: Iterable[Event]) -> View:
+    """Fold `events`, which may be those of the complete run, into the view of one problem."""
+    return _folded(View(problem=problem), events)
 
-    def __init__(self, view: View) -> None:
-        self.before = view
-        self.fields = _fields(view)
-        self.attempts = list(view.attempts)
 
-    def taken(self, events: Iterable[log_events.Event]) -> View:
-        mine = [event for event in events if event.problem == self.before.problem]
-        for event in mine:
-            self.fields |= self.clock(event) | self.changes(event)
-        return View.model_validate(self.fields | {"attempts": tuple(self.attempts)}) if mine else self.before
+def _folded(view: View, events: Iterable[Event]) -> View:
+    """Take in events, each in a time that does not grow with the number of attempts."""
+    fields, attempts, mine = _fields(view), list(view.attempts), 0
+    for event in events:
+        if not isinstance(body := event.body, OfProblem) or body.problem != view.problem:
+            continue
+        mine += 1
+        fields |= _clock(event, fields) | body.changes(fields)
+        if isinstance(body, Asked):
+            attempts.append(_opened(body, len(attempts) + 1))
+        elif isinstance(body, OfAttempt):
+            _advance(attempts, body)
+    return View.model_validate(fields | {"attempts": tuple(attempts)}) if mine else view
 
-    def clock(self, event: log_events.Event) -> dict[str, Any]:
-        start, last = self.fields["session_start"], self.fields["last_event"]
-        if isinstance(event.body, log_events.Resumed) and last is not None:
-            wall_s = self.fields["earlier_s"] + (last - start).total_seconds()
-            return {"earlier_s": wall_s, "session_start": event.time, "last_event": event.time}
-        return {"session_start": start or event.time, "last_event": event.time}
 
-    def changes(self, event: log_events.Event) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        match event.body:
-            case log_events.Asked() as asked:
-                self.attempts.append(self.opened(asked))
-                fields = GOES_ON
-            case log_events.Kept(attempt=number):
-                fields = {"kept": self.attempt(number).number}
-            case log_events.Stopped(reason=reason, fault=fault):
-                fields = {"stopped": reason, "fault": fault}
-            case log_events.Resumed():
-                fields = GOES_ON
-            case log_events.Equipped(ideas=ideas, config=config):
-                fields = {"ideas": ideas, "config": config}
-            case log_events.MeasuredProblem() as measured:
-                fields = {"measured": measured}
-            case log_events.Granted(attempts=more):
-                fields = GOES_ON | {"granted": self.fields["granted"] + more}
-            case log_events.OfAttempt() as body:
-                self.advance(body)
-            case other:
-                raise AssertionError(f"no rule for {type(other).__name__}")
-        return fields
+def _clock(event: Event, fields: dict[str, Any]) -> dict[str, Any]:
+    start, last = fields["session_start"], fields["last_event"]
+    if isinstance(event.body, Resumed) and last is not None:
+        wall_s = fields["earlier_s"] + (last - start).total_seconds()
+        return {"earlier_s": wall_s, "session_start": event.time, "last_event": event.time}
+    return {"session_start": start or event.time, "last_event": event.time}
 
-    def opened(self, asked: log_events.Asked) -> Attempt:
-        number = len(self.attempts) + 1
-        if asked.attempt != number or asked.ask.attempt != number:
-            raise log_events.RunLogError(
-                f"the record of {self.before.problem!r} goes from attempt {number - 1} to {asked.attempt}; "
-                "it is damaged, start a new run"
-            )
-        return Attempt.model_validate(_taken_over(asked))
 
-    def advance(self, body: log_events.OfAttempt) -> None:
-        old = self.attempt(body.attempt)
-        news = _news(old, body)
-        touched = [old]
-        if isinstance(body, log_events.JudgedAttempt) and body.same_as is not None:
-            news |= {"confirmed": self.attempt(body.same_as).confirmed}
-        elif isinstance(body, log_events.Confirmed):
-            # One candidate, one ruling: else the same source would be refused here and recommended there.
-            touched += [attempt for attempt in self.attempts if attempt.same_as == old.number]
-        for one in touched:
-            self.attempts[one.number - 1] = Attempt.model_validate(_fields(one) | news)
+def _opened(asked: Asked, number: int) -> Attempt:
+    if asked.attempt != number or asked.ask.attempt != number:
+        raise RunLogError(
+            f"the record of {asked.problem!r} goes from attempt {number - 1} to {asked.attempt}; "
+            "it is damaged, start a new run"
+        )
+    return Attempt.model_validate({name: getattr(asked, name) for name in Asking.model_fields})
 
-    def attempt(self, number: int) -> Attempt:
-        return _numbered(self.attempts, number, self.before.problem)
+
+def _advance(attempts: list[Attempt], body: OfAttempt) -> None:
+    old = _numbered(attempts, body.attempt, body.problem)
+    news, touched = body.changes_to(old), [old]
+    if isinstance(body, JudgedAttempt) and body.same_as is not None:
+        news |= {"confirmed": _numbered(attempts, body.same_as, body.problem).confirmed}
+    elif isinstance(body, Confirmed):
+        # One candidate, one ruling: else the same source would be refused here and recommended there.
+        touched += [attempt for attempt in attempts if attempt.same_as == old.number]
+    for one in touched if news else ():
+        attempts[one.number - 1] = Attempt.model_validate(_fields(one) | news)
 
 
 def _numbered(attempts: Sequence[Attempt], number: int, problem: str) -> Attempt:
     if not 1 <= number <= len(attempts):
-        raise log_events.RunLogError(
+        raise RunLogError(
             f"the record of {problem!r} has no attempt {number}, only 1 to {len(attempts)}; "
             "it is damaged, start a new run"
         )
     return attempts[number - 1]
 
 
-def _news(old: Attempt, body: log_events.OfAttempt) -> dict[str, Any]:
-    fields: dict[str, Any]
-    match body:
-        case log_events.Replied() | log_events.Noted() | log_events.JudgedAttempt():
-            fields = _taken_over(body)
-        case log_events.AskedAgain():
-            fields = {"follow_up": FollowUp(prompt_digest=body.prompt_digest, request_digest=body.request_digest)}
-        case log_events.RepliedAgain():
-            fields = {"follow_up": _answered(old.follow_up, body)}
-        case log_events.CandidateExtracted():
-            fields = {"extraction": body.candidate}
-        case log_events.NoCandidate():
-            fields = {"extraction": body.why}
-        case log_events.Screened():
-            fields = {"screenings": (*old.screenings, *body.screenings)}
-        case log_events.Confirmed():
-            fields = {"confirmed": body.verdict}
-        case log_events.ProviderFailed():
-            fields = {"provider_failures": old.provider_failures + 1}
-        case _:
-            raise AssertionError(f"no rule for {type(body).__name__}")
-    return fields
-
-
-def _answered(asked: FollowUp | None, body: log_events.RepliedAgain) -> FollowUp:
-    if asked is None:
-        raise log_events.RunLogError(
-            f"attempt {body.attempt} was answered again and not asked; the record is damaged, start a new run"
-        )
-    return FollowUp.model_validate(_fields(asked) | {"reply_digest": body.reply_digest, "reply": body.reply})
-
-
-def _taken_over(body: log_events.OfAttempt) -> dict[str, Any]:
-    """The fields of an event that an attempt has under the same names."""
-    return {name: value for name, value in _fields(body).items() if name in Attempt.model_fields}
-
-
 def _fields(record: Record) -> dict[str, Any]:
-    # Neither dict(record) nor model_copy: both would carry over what cached properties found in the old record.
+    # Neither dict(record) nor model_copy: both would carry over the cached properties of the old record.
     return {name: getattr(record, name) for name in type(record).model_fields}
-
-
-def fold(problem: str, events: Iterable[log_events.Event]) -> View:
-    """The view of one problem after `events`, which may be those of the whole run."""
-    return _Folding(View(problem=problem)).taken(events)

@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, ValidationError
 from bench.results.records import Answered, Searched, read_lines
 from bench.results.tags import tags
 from kernelwright.agent.log.view import View
-from kernelwright.agent.steering.advice import tally
+from kernelwright.agent.steering import tally
 from kernelwright.evals.figures import Measured, measured
 from kernelwright.evals.runs.facts import ProblemFacts, RunFacts
 from kernelwright.evals.scores.judgements import Judgement

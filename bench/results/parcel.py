@@ -16,8 +16,8 @@ from typing import Any
 
 from bench.results.records import write_compressed
 from bench.results.selection import Selection, chosen_texts
-from kernelwright.agent.log.run_log import DATABASE, HEADER
-from kernelwright.agent.providers.kinds.files import ANSWER, TASKS
+from kernelwright.agent.log.store import DATABASE, HEADER
+from kernelwright.agent.providers.files import ANSWER, TASKS
 from kernelwright.problems import ProblemError
 
 NUMBERS = "application_id", "user_version"

@@ -16,7 +16,7 @@ from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.records import Attempt, Usage
-from kernelwright.agent.log.run_log import Header, RunLog
+from kernelwright.agent.log.store import Header, RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.runs.facts import ProblemFacts, run_facts
 from kernelwright.problems import Problem, ProblemError

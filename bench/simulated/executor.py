@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kernelwright.agent.providers.kinds.simulated import EVIDENCE
+from kernelwright.agent.providers.simulated import EVIDENCE
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record
 from kernelwright.sandbox.pool.dispatch import Dispatcher, Warmth

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from bench.simulated.clock import run_simulated
 from kernelwright.agent.briefs import BriefMaker
-from kernelwright.agent.engine.scheduling import Scheduler
-from kernelwright.agent.engine.search import Parts
-from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.run_log import RunLog, Setting
-from kernelwright.agent.providers.kinds.simulated import SimulatedEvaluator, SimulatedProvider
+from kernelwright.agent.config import SearchConfig
+from kernelwright.agent.engine import Parts
+from kernelwright.agent.log.store import RunLog, Setting
+from kernelwright.agent.providers.simulated import SimulatedEvaluator, SimulatedProvider
+from kernelwright.agent.scheduler import Scheduler
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record

@@ -5,10 +5,10 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kernelwright.agent.engine.search import next_to_confirm
+from kernelwright.agent.engine import next_to_confirm
 from kernelwright.agent.log.records import Ask, Attempt, FoundCandidate, KnownIdea, PromptOutline
 from kernelwright.agent.log.view import View
-from kernelwright.agent.providers.kinds.simulated import Landscape, SimulatedKernel
+from kernelwright.agent.providers.simulated import Landscape, SimulatedKernel
 from kernelwright.agent.strategies import Step, Stop, Strategy
 from kernelwright.prompts import Traits, applicable, idea_bank
 from kernelwright.sandbox.verdict.verdicts import Authenticity, Evidence, Failed, Measurement, Pairing, Passed, Verdict

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pydantic import AwareDatetime
 
 from kernelwright.agent.log.records import Attempt, ranked, standing_of
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import DATABASE, Collected, read_source, source_digest

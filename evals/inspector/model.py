@@ -9,7 +9,7 @@ from typing import Any, Literal
 from kernelwright.agent.log.best import JUDGE_AGAIN, PROBLEM, device_option
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.records import Attempt
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.evals.figures import BASELINES, kernel_label, measured

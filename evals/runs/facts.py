@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from kernelwright.agent.log.events import Event, RunLogError
 from kernelwright.agent.log.records import Attempt
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import View, fold
-from kernelwright.agent.steering.budget import known_sum
+from kernelwright.agent.steering import known_sum
 from kernelwright.evals.figures import BUILT, Effort, Measured, kernel_label, measured, total_cost
 from kernelwright.evals.scores.score_log import folders_in, is_score, logs_by_device
 from kernelwright.evals.scores.scoring import DATABASE, level_of

@@ -11,17 +11,16 @@ from typing import Self
 from pydantic import Field, ValidationError
 
 from kernelwright.agent.briefs import BriefMaker, sheet_for
-from kernelwright.agent.engine.scheduling import Scheduler, evaluating, views_of
-from kernelwright.agent.engine.search import Parts
-from kernelwright.agent.engine.steps import Evaluator
+from kernelwright.agent.config import AnyProvider, ProviderOptions, RecordedOptions, SearchConfig, read_provider
+from kernelwright.agent.engine import Evaluator, Parts
 from kernelwright.agent.log.best import write_best
-from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.events import AtFault, Event, RunLogError
-from kernelwright.agent.log.run_log import RunLog, Setting
+from kernelwright.agent.log.store import RunLog, Setting
 from kernelwright.agent.log.view import View
-from kernelwright.agent.providers.kinds.recorded import read_story, recorded_targets, stories
-from kernelwright.agent.providers.kinds.simulated import SimulatedEvaluator
-from kernelwright.agent.providers.provider import ProviderOptions, check_provider, providing
+from kernelwright.agent.providers import check_provider, providing
+from kernelwright.agent.providers.recorded import read_session, recorded_targets, sessions_folder
+from kernelwright.agent.providers.simulated import SimulatedEvaluator
+from kernelwright.agent.scheduler import Scheduler, evaluating, views_of
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.runs.version import commit, own_version
@@ -121,7 +120,7 @@ class Plan(Record):
     """All that was chosen for a run; written whole into its header, so that a resumed run does the same."""
 
     search: SearchConfig
-    provider: ProviderOptions = ProviderOptions()
+    provider: AnyProvider = RecordedOptions()
     versions: TargetVersions = TargetVersions()
     device: str | None = None
     """A named device whose sheet the prompt shows; None for this machine."""
@@ -144,9 +143,9 @@ class Running:
         """A new run. What the user or the machine lacks is told here, before anything is written."""
         if plan.provider.kind != "simulated" and plan.executor.server is None:
             require_tools(plan.search.target)
-        if plan.provider.kind == "recorded":
+        if isinstance(plan.provider, RecordedOptions):
             for problem in problems:
-                read_story(problem.name, plan.search.target, stories(plan.provider.folder), problem.dtype)
+                read_session(problem.name, plan.search.target, sessions_folder(plan.provider.folder), problem.dtype)
         check_provider(plan.provider)
         load_strategy(plan.search.strategy, plan.search)
         executor = settled(plan.executor, plan.judging)
@@ -215,11 +214,11 @@ class Running:
         config = self.plan.search
         if problem.name in self.plan.attempts:
             config = config.model_copy(update={"attempts": self.plan.attempts[problem.name]})
-        if self.plan.provider.kind != "recorded":
+        if not isinstance(self.plan.provider, RecordedOptions):
             return config
-        story = read_story(problem.name, config.target, stories(self.plan.provider.folder), problem.dtype)
-        length = len(story.entries)
-        limits = {"drafts": story.drafts, "patience": length, "attempts": min(config.attempts, length)}
+        session = read_session(problem.name, config.target, sessions_folder(self.plan.provider.folder), problem.dtype)
+        length = len(session.entries)
+        limits = {"drafts": session.drafts, "patience": length, "attempts": min(config.attempts, length)}
         return config.model_copy(update=limits)
 
     def _judging(self) -> AbstractAsyncContextManager[Evaluator]:
@@ -250,7 +249,7 @@ def run(
     Without a model the recorded answers that ship are played back. Further options are fields of `SearchConfig`;
     unless a `provider` says otherwise, the server and the key come from OPENAI_BASE_URL and OPENAI_API_KEY.
     """
-    answers = provider or ProviderOptions(kind="server" if model else "recorded")
+    answers = read_provider(provider or ProviderOptions(kind="server" if model else "recorded"))
     recorded = answers.kind == "recorded"
     chosen = (FOR_RECORDED if recorded else {}) | {"model": model or answers.kind} | search_options
     config = SearchConfig.model_validate(chosen)

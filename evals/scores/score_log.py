@@ -14,7 +14,7 @@ from typing import Any, get_args
 from kernelwright.agent.log import events
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.agent.log.records import Ask, FoundCandidate, PromptOutline, Reply, Usage
-from kernelwright.agent.log.run_log import HEADER, SCHEMA, Header, RunLog
+from kernelwright.agent.log.store import HEADER, SCHEMA, Header, RunLog
 from kernelwright.evals.scores.judgements import Judgement, Judgements, rows_of
 from kernelwright.evals.scores.scoring import DATABASE, source_digest
 from kernelwright.prompts import Target

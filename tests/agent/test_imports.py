@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 MODULES = (
-    "kernelwright.agent.engine.search, kernelwright.agent.log.best, "
-    "kernelwright.agent.providers.kinds.server, kernelwright.agent.providers.kinds.recorded, "
+    "kernelwright.agent.engine, kernelwright.agent.log.best, "
+    "kernelwright.agent.providers.server, kernelwright.agent.providers.recorded, "
     "kernelwright.agent.strategies"
 )
 

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from kernelwright.agent.log.best import write_best
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from tests.support.runs import made_run
 from tests.support.second_verdicts import write_run
 

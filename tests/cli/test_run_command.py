@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.agent.providers.test_openai_provider import Answer, Server
+from tests.agent.providers.test_server import Answer, Server
 from tests.support.problems import RIGHT, WRONG
 from tests.support.processes import HEARING_CTRL_C
 from tests.support.servers import fake_reply

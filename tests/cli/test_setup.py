@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.providers.test_proxies import Refusing
+from tests.agent.providers.test_server import Refusing
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_VENV = f'#!/bin/sh\ncase "$*" in *ensurepip*) exit 1;; esac\nexec "{sys.executable}" "$@"\n'

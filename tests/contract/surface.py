@@ -66,8 +66,8 @@ def _parameters(command: Any) -> dict[str, str]:
 
 def choices() -> Surface:
     """Words that an option takes, for options that take one of several."""
-    from kernelwright.agent.log.config import SearchConfig
-    from kernelwright.agent.providers.provider import Api, providers
+    from kernelwright.agent.config import Api, SearchConfig
+    from kernelwright.agent.providers import providers
     from kernelwright.agent.strategies import SHIPPED
     from kernelwright.evals.runs.running import SUITES
     from kernelwright.problems.languages import TARGETS
@@ -185,7 +185,7 @@ def _records(annotation: Any, listed: bool = False) -> Iterator[tuple[bool, type
 
 def surroundings() -> Surface:
     """Extras, console scripts, groups of plug-ins, and the environment variables that pages tell of."""
-    from kernelwright.agent.providers.provider import GROUP as PROVIDERS
+    from kernelwright.agent.providers import GROUP as PROVIDERS
     from kernelwright.agent.strategies import GROUP as STRATEGIES
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

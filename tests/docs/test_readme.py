@@ -42,7 +42,7 @@ def folder(tmp_path):
 
 
 STRATEGY = """
-from kernelwright.agent.strategies.moves import draft, drafts_made
+from kernelwright.agent.strategies import draft, drafts_made
 
 def propose(view, slots, rng):
     return [draft(view, drafts_made(view))]

@@ -60,7 +60,7 @@ def test_the_commands_of_the_inspector_page_work(walk):
 
 
 def run_of_rms_norm(folder):
-    from kernelwright.agent.log.run_log import RunLog
+    from kernelwright.agent.log.store import RunLog
 
     with RunLog.create(folder, [problem("rms_norm")], setting()) as log:
         import random

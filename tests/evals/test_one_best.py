@@ -6,8 +6,8 @@ import pytest
 
 from kernelwright.agent.log.best import best_folder, write_best
 from kernelwright.agent.log.events import Confirmed
-from kernelwright.agent.log.run_log import RunLog
-from kernelwright.agent.steering.budget import Prices, spent
+from kernelwright.agent.log.store import RunLog
+from kernelwright.agent.steering import Prices, spent
 from kernelwright.evals.formats import folders as kept
 from kernelwright.evals.formats.samples import run_outcomes
 from kernelwright.evals.report import summary_rows

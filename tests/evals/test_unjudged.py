@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from kernelwright.agent.log.events import Resumed, Stopped
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.inspector.export import picture
 from kernelwright.evals.inspector.model import RunModel

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.recorded import recorded_source
-from kernelwright.agent.providers.kinds.recorded import recorded_targets
+from kernelwright.agent.providers.recorded import recorded_targets
 from kernelwright.problems import catalog_names
 from kernelwright.sandbox.authenticity.evidence import read_authenticity
 from kernelwright.sandbox.authenticity.scan import candidate_of, refuse

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from kernelwright.agent.briefs import baselines_of
-from kernelwright.agent.engine.scheduling import measuring
 from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.view import View
+from kernelwright.agent.scheduler import measuring
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.buffers import Lent, Shown, fetch, poison, seen
 from kernelwright.sandbox.gpu_tools import program

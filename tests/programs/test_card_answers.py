@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils import cpp_extension
 
-from kernelwright.agent.providers.kinds.recorded import read_story
+from kernelwright.agent.providers.recorded import read_session
 from kernelwright.agent.replies import Extraction, extract
 from kernelwright.sandbox.authenticity.scan import refuse
 
@@ -44,7 +44,7 @@ def source_of(path):
 @pytest.mark.parametrize("path", ANSWERS, ids=lambda path: f"{path.parts[-4]}-{path.stem}")
 def test_an_answer_is_one_that_the_scan_lets_through_and_its_story_names_it(path):
     assert not refuse(source_of(path))
-    assert path.name in [entry.file for entry in read_story(path.parents[2].name, "cuda", path.parents[3]).entries]
+    assert path.name in [entry.file for entry in read_session(path.parents[2].name, "cuda", path.parents[3]).entries]
 
 
 @pytest.mark.long

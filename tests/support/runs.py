@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from kernelwright.agent.log.events import Asked, CandidateExtracted, JudgedAttempt, Kept, NoCandidate, Replied, Stopped
 from kernelwright.agent.log.records import Ask, FoundCandidate, PromptOutline, Reply, Usage
-from kernelwright.agent.log.run_log import RunLog, Setting
+from kernelwright.agent.log.store import RunLog, Setting
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.evals.scores.scoring import source_digest

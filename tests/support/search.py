@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernelwright.agent.briefs import BriefMaker
-from kernelwright.agent.engine.replaying import replay
-from kernelwright.agent.engine.search import Parts, search
-from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.records import Ask, Reply, Request, Usage
-from kernelwright.agent.log.run_log import RunLog, Setting
-from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.provider import ProviderError
+from kernelwright.agent.config import SearchConfig
+from kernelwright.agent.engine import Parts, search
+from kernelwright.agent.log.records import Ask, Attempt, FoundCandidate, PromptOutline, Reply, Request, Usage
+from kernelwright.agent.log.store import RunLog, Setting
+from kernelwright.agent.log.view import View, fold
+from kernelwright.agent.providers import ProviderError
+from kernelwright.agent.replay import replay
 from kernelwright.agent.strategies import load_strategy
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt, TargetVersions, cpu_sheet
@@ -125,7 +125,7 @@ class ReadingEvaluator:
         """What a fresh judge says in place of a judgement."""
 
     async def evaluate(
-        self, problem: Problem, candidate: Candidate, *, fresh: bool = False, beat: float | None = None
+        self, problem: Problem, candidate: Candidate, *, fresh: bool = False, best_speedup: float | None = None
     ) -> Verdict:
         (self.judged_afresh if fresh else self.judged)[candidate.digest] += 1
         await asyncio.sleep(0.001)
@@ -145,6 +145,24 @@ def judgement_in(source: str) -> str:
     """The value of `judged` in the first line, or that of the constant SPEED where one is defined."""
     speed = re.search(r"^SPEED = (\S+)$", source, re.MULTILINE)
     return speed[1] if speed else source.partition("\n")[0].removeprefix("# judged: ")
+
+
+PROMPT = PromptOutline.empty("propose", "cpp")
+
+
+def view_of(*rows):
+    """A view from rows of role, parent, idea and speedup, or None for a failure, or ... for one that is pending."""
+    attempts = [attempt(number, *row) for number, row in enumerate(rows, start=1)]
+    return View(problem="p", attempts=tuple(attempts))
+
+
+def attempt(number, role, parent, idea, end):
+    ask = Ask(attempt=number, problem="p", role=role, target="cpp", parent=parent, idea=idea, directive="", model="m")
+    open_one = Attempt(ask=ask, prompt=PROMPT, request_digest="", temperature=None, max_tokens=None, sample=0)
+    if end is ...:
+        return open_one
+    found = {"extraction": FoundCandidate(digest=str(number), language="cpp", how="")}
+    return open_one.model_copy(update=found | {"verdict": failed() if end is None else passed(end)})
 
 
 def new_log(folder: Path) -> RunLog:

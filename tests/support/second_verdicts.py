@@ -9,7 +9,7 @@ from rich.console import Console
 
 from kernelwright.agent.log.best import write_best
 from kernelwright.agent.log.events import Confirmed, Kept
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.boards.comparing import compare_runs
 from kernelwright.evals.boards.leaderboard import boards

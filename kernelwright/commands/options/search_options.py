@@ -22,8 +22,8 @@ from kernelwright.commands.options.terminal import (
 )
 
 if TYPE_CHECKING:
+    from kernelwright.agent.config import AnyProvider
     from kernelwright.agent.log.view import View
-    from kernelwright.agent.providers.provider import ProviderOptions
     from kernelwright.evals.runs.running import Running
     from kernelwright.problems import Problem
 
@@ -42,9 +42,9 @@ class ProviderArguments(NamedTuple):
     cache: Path | None
 
 
-def provider_options(typed: ProviderArguments) -> "tuple[str, ProviderOptions]":
+def provider_options(typed: ProviderArguments) -> "tuple[str, AnyProvider]":
     """The model's name and who answers in its place; `UserMistake` for what does not go together."""
-    from kernelwright.agent.providers.provider import ProviderOptions
+    from kernelwright.agent.config import read_provider
 
     kind = _kind(typed)
     if kind == "recorded" and typed.model:
@@ -63,7 +63,7 @@ def provider_options(typed: ProviderArguments) -> "tuple[str, ProviderOptions]":
     if model is None and kind != "recorded":
         raise UserMistake(f"--provider {typed.provider} needs the name of a model; add --model")
     is_file = kind == "local" and typed.model is not None and typed.model.endswith(".gguf")
-    options = ProviderOptions.model_validate(
+    options = read_provider(
         {
             "kind": kind,
             "server": _server(typed),
@@ -76,7 +76,7 @@ def provider_options(typed: ProviderArguments) -> "tuple[str, ProviderOptions]":
 
 
 def _kind(typed: ProviderArguments) -> str:
-    from kernelwright.agent.providers.provider import load_presets, providers
+    from kernelwright.agent.providers import load_presets, providers
 
     if typed.provider is None:
         return "server" if typed.model else "recorded"
@@ -96,10 +96,11 @@ def _kind(typed: ProviderArguments) -> str:
 
 
 def _server(typed: ProviderArguments) -> "dict[str, object]":
-    from kernelwright.agent.providers.provider import OpenAISettings, load_presets
+    from kernelwright.agent.config import ServerOptions
+    from kernelwright.agent.providers import load_presets
 
     preset = load_presets(typed.presets).get(typed.provider or "")
-    found: dict[str, object] = (preset.settings if preset else OpenAISettings()).model_dump()
+    found: dict[str, object] = (preset.options if preset else ServerOptions()).model_dump(exclude={"kind", "cache"})
     given = {"base_url": typed.base_url, "api_key_env": typed.api_key_env, "api": typed.api}
     if typed.base_url:
         found["needs_key"] = False
@@ -117,7 +118,7 @@ LISTS = {"models", "advisers", "without", "learn_from"}
 
 def search_options(settings: Sequence[str]) -> dict[str, Any]:
     """`slots=4`, `budget.usd=2.5`, `models=a,b` as fields of `SearchConfig`; `UserMistake` for what is none."""
-    from kernelwright.agent.log.config import Budget, SearchConfig
+    from kernelwright.agent.config import Budget, SearchConfig
 
     options: dict[str, Any] = {}
     for setting in settings:
@@ -138,7 +139,7 @@ def checked_config(fields: dict[str, Any]) -> Any:
     """The `SearchConfig` of these fields; `UserMistake` that names the field at fault."""
     from pydantic import ValidationError
 
-    from kernelwright.agent.log.config import SearchConfig
+    from kernelwright.agent.config import SearchConfig
 
     try:
         return SearchConfig.model_validate(fields)

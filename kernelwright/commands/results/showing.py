@@ -13,7 +13,7 @@ from kernelwright.commands.options.terminal import FELL_SHORT, UserMistake, fit_
 from kernelwright.problems.problem import LibraryMissing
 
 if TYPE_CHECKING:
-    from kernelwright.agent.log.run_log import RunLog
+    from kernelwright.agent.log.store import RunLog
     from kernelwright.evals.boards.leaderboard import Board
     from kernelwright.evals.inspector.model import ProblemText
     from kernelwright.evals.runs.facts import RunFacts

@@ -12,8 +12,8 @@ from kernelwright.commands.options.judging_options import RunArgument
 from kernelwright.commands.options.terminal import FELL_SHORT, UserMistake, opened, own_command, writing
 
 if TYPE_CHECKING:
-    from kernelwright.agent.log.run_log import RunLog
-    from kernelwright.agent.providers.kinds.batch import BatchService, BatchStatus, Imported
+    from kernelwright.agent.log.store import RunLog
+    from kernelwright.agent.providers.batch import BatchService, BatchStatus, Imported
 
 app = typer.Typer(help="Send the asks of a run as a batch, and take its answers back.", no_args_is_help=True)
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")]
@@ -31,8 +31,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the asks that wait for an answer as a batch file. It is in OpenAI's chat completions form."""
-    from kernelwright.agent.log.run_log import RunLog
-    from kernelwright.agent.providers.kinds.batch import batch_line, open_requests
+    from kernelwright.agent.log.store import RunLog
+    from kernelwright.agent.providers.batch import batch_line, open_requests
     from kernelwright.sandbox.storage import write_atomically
 
     with RunLog.open(folder) as log:
@@ -51,8 +51,8 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Take the answers of a batch into the run. Exit code 1 while some are missing or failed."""
-    from kernelwright.agent.log.run_log import RunLog
-    from kernelwright.agent.providers.kinds.batch import import_answers
+    from kernelwright.agent.log.store import RunLog
+    from kernelwright.agent.providers.batch import import_answers
 
     with RunLog.open(folder, alone=True) as log, opened(file, "batch file") as lines:
         found = import_answers(log, lines)
@@ -64,7 +64,7 @@ def send(
     folder: RunArgument, base_url: BaseUrl = None, api_key_env: KeyEnv = "OPENAI_API_KEY", as_json: AsJson = False
 ) -> None:
     """Send the asks that wait for an answer to a batch service. What was sent is noted in the run's folder."""
-    from kernelwright.agent.log.run_log import RunLog
+    from kernelwright.agent.log.store import RunLog
 
     with RunLog.open(folder, alone=True) as log:
         sent = _service(log, base_url, api_key_env).send()
@@ -86,7 +86,7 @@ def fetch(
     as_json: AsJson = False,
 ) -> None:
     """Take the answers of the batches that were sent into the run. Exit code 1 while some are missing or failed."""
-    from kernelwright.agent.log.run_log import RunLog
+    from kernelwright.agent.log.store import RunLog
 
     with RunLog.open(folder) as log:
         service = _service(log, base_url, api_key_env)
@@ -102,10 +102,10 @@ def fetch(
 
 
 def _service(log: "RunLog", base_url: str | None, api_key_env: str) -> "BatchService":
-    from kernelwright.agent.providers.kinds.batch import BatchService
-    from kernelwright.agent.providers.provider import OpenAISettings
+    from kernelwright.agent.config import ServerOptions
+    from kernelwright.agent.providers.batch import BatchService
 
-    return BatchService(log, OpenAISettings(base_url=base_url, api_key_env=api_key_env))
+    return BatchService(log, ServerOptions(base_url=base_url, api_key_env=api_key_env))
 
 
 def _show(found: "Iterable[BatchStatus]") -> None:

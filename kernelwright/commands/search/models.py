@@ -19,7 +19,7 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a server, nothing else.")] = False,
 ) -> None:
     """List the servers that `run --provider` knows by name. Beside each, whether the variable of its key is set."""
-    from kernelwright.agent.providers.provider import load_presets
+    from kernelwright.agent.providers import load_presets
 
     for name, preset in load_presets(presets).items():
         is_set = bool(os.environ.get(preset.key)) if preset.key else None
@@ -35,8 +35,8 @@ def fetch(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
 ) -> None:
     """Get the small model of `run --provider local`. 98 MB, by its checksum, into the cache."""
-    from kernelwright.agent.providers.kinds.local import NAME, SHA256
-    from kernelwright.agent.providers.kinds.local import fetch as fetch_weights
+    from kernelwright.agent.providers.local import NAME, SHA256
+    from kernelwright.agent.providers.local import fetch as fetch_weights
 
     path = fetch_weights()
     print(json.dumps({"model": NAME, "path": str(path), "sha256": SHA256}) if as_json else f"{NAME}: {path}")
@@ -48,7 +48,7 @@ def serve(
     threads: Annotated[int, typer.Option(min=1, help="Threads; with more than there are idle cores it is slower.")] = 1,
 ) -> None:
     """Serve a model on this machine, in OpenAI's format. Prints its address, and goes on until it is stopped."""
-    from kernelwright.agent.providers.kinds.local import LocalServer, weights
+    from kernelwright.agent.providers.local import LocalServer, weights
 
     check_threads(threads)
     if model is not None and not model.is_file():

@@ -107,7 +107,7 @@ def run(
 
     Exit code 1 if a problem got no right kernel, be it that it could not be judged.
     """
-    from kernelwright.agent.steering.budget import load_prices
+    from kernelwright.agent.steering import load_prices
     from kernelwright.evals.runs.running import FOR_RECORDED, Plan, Running, left_out, new_folder
     from kernelwright.evals.runs.running import suite as problems_of
     from kernelwright.problems import load_problem
@@ -184,8 +184,8 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with events and digest.")] = False,
 ) -> None:
     """Make a run's decisions again from its record. It asks and judges nothing. Exit code 1 where one differs."""
-    from kernelwright.agent.engine.replaying import replay as replay_run
-    from kernelwright.agent.log.run_log import RunLog
+    from kernelwright.agent.log.store import RunLog
+    from kernelwright.agent.replay import replay as replay_run
 
     with RunLog.open(folder) as log, tempfile.TemporaryDirectory() as scratch:
         found = replay_run(log, out or Path(scratch) / log.header.run_id)

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernelwright.agent.engine.search import Parts, search
+from kernelwright.agent.engine import Parts, search
 from kernelwright.agent.log.events import RunLogError
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.provider import AnswerPending, NoMoreAnswers, ProviderError
+from kernelwright.agent.providers import AnswerPending, NoMoreAnswers, ProviderError
 from kernelwright.agent.strategies import Step, Stop, StrategyError
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.errors import MachineError

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from kernelwright.agent.engine.replaying import replay
-from kernelwright.agent.engine.search import search
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.engine import search
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.steering.budget import Prices, spent
+from kernelwright.agent.replay import replay
+from kernelwright.agent.steering import Prices, spent
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
-from tests.agent.briefs.test_needs import measured_as
 from tests.agent.engine.test_steps import PLAN
+from tests.agent.test_briefs import measured_as
 from tests.support.search import CONFIG, PROBLEM, ReadingEvaluator, Scripted, failed, parts_of, reply_with, searched
 
 TIMES = {"eager": 5.55, "eager_as_shipped": 2.34, "torch.compile_default": 1.9}

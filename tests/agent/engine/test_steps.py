@@ -143,10 +143,10 @@ class SearchingEvaluator(ReadingEvaluator):
         super().__init__(afresh)
         self.beats = []
 
-    async def evaluate(self, problem, candidate, *, fresh=False, beat=None):
+    async def evaluate(self, problem, candidate, *, fresh=False, best_speedup=None):
         verdict = await super().evaluate(problem, candidate, fresh=fresh)
         if not fresh:
-            self.beats.append(beat)
+            self.beats.append(best_speedup)
         evidence = verdict.evidence.model_copy(update={"effort": "rank" if fresh else "search"})
         return verdict.model_copy(update={"evidence": evidence})
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.agent.log.events import Kept, Resumed, RunLogError, Stopped
-from kernelwright.agent.log.run_log import DATABASE, RunLog
+from kernelwright.agent.log.store import DATABASE, RunLog
 from tests.support.search import PROBLEM, SETTING, new_log, searched
 
 ROOT = Path(__file__).parents[3]
@@ -85,7 +85,7 @@ APPENDING = """
 import sys
 from pathlib import Path
 from kernelwright.agent.log.events import Kept
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 
 with RunLog.open(Path(sys.argv[1])) as log:
     for number in range(200):
@@ -117,11 +117,6 @@ def test_an_event_bears_the_time_at_which_it_could_be_written(log):
         release_result = datetime.now(UTC)
         other.execute("COMMIT")
     assert waiting.result().time >= release_result
-
-
-def test_the_file_is_in_wal_mode(log):
-    with sqlite3.connect(log.folder / "run.db") as connection:
-        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_a_folder_in_use_two_problems_of_one_name_and_an_unknown_blob_are_told(log, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.agent.log.events import RunLogError
-from kernelwright.agent.log.run_log import LOCK, RunLock, RunLog
+from kernelwright.agent.log.store import LOCK, RunLock, RunLog
 from tests.support.processes import no_room
 from tests.support.search import new_log
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 HOLDING = """
 import sys
 from pathlib import Path
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 
 with RunLog.open(Path(sys.argv[1]), alone=True):
     print("held", flush=True)

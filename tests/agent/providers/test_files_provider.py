@@ -6,18 +6,18 @@ import threading
 
 import pytest
 
+from kernelwright.agent.config import ProviderOptions
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.kinds.files import FilesProvider
-from kernelwright.agent.providers.provider import (
+from kernelwright.agent.providers import (
     CACHED,
     CachedProvider,
     ProviderError,
-    ProviderOptions,
     ReplyCache,
     answer_key,
     check_provider,
 )
+from kernelwright.agent.providers.files import FilesProvider
 from tests.support.processes import no_room
 from tests.support.search import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched
 

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from kernelwright.agent.config import ServerOptions
 from kernelwright.agent.log.records import Ask, Request
-from kernelwright.agent.providers.kinds import local as small
-from kernelwright.agent.providers.kinds.local import LocalProvider, LocalServer
-from kernelwright.agent.providers.kinds.server import OpenAIProvider
-from kernelwright.agent.providers.llama import CONTEXT
-from kernelwright.agent.providers.provider import OpenAISettings, ProviderError
+from kernelwright.agent.providers import ProviderError
+from kernelwright.agent.providers import local as small
+from kernelwright.agent.providers._llama import CONTEXT
+from kernelwright.agent.providers.local import LocalProvider, LocalServer
+from kernelwright.agent.providers.server import OpenAIProvider
 from kernelwright.prompts import Prompt
 from tests.support.commands import run_with
 from tests.support.problems import stateless
@@ -35,7 +36,7 @@ def server():
 
 
 def asked(server, request=QUESTION, api="chat"):
-    provider = OpenAIProvider(OpenAISettings(base_url=server.base_url, api_key_env="", api=api, max_retries=0))
+    provider = OpenAIProvider(ServerOptions(base_url=server.base_url, api_key_env="", api=api, max_retries=0))
     return asyncio.run(provider.complete(request, ASK, PROMPT))
 
 
@@ -84,8 +85,8 @@ def test_the_server_ends_with_its_provider():
 @pytest.mark.slow
 def test_the_server_ends_when_the_process_that_started_it_is_killed():
     program = (
-        "import sys, time\nfrom kernelwright.agent.providers.kinds.local import LocalServer\n"
-        "from kernelwright.agent.providers.kinds.local import weights\nserver = LocalServer(weights())\n"
+        "import sys, time\nfrom kernelwright.agent.providers.local import LocalServer\n"
+        "from kernelwright.agent.providers.local import weights\nserver = LocalServer(weights())\n"
         "print(server._process.pid, flush=True)\ntime.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
@@ -123,9 +124,9 @@ def slow_start(tmp_path, monkeypatch):
     """The model's file, which a stand-in for the server takes for a gate: it starts once there is an address in it."""
     (tmp_path / "server.py").write_text(SLOW_SERVER)
     (tmp_path / "gate").write_text("closed")
-    monkeypatch.setattr("kernelwright.agent.providers.kinds.local.SERVER", tmp_path / "server.py")
-    monkeypatch.setattr("kernelwright.agent.providers.kinds.local.RUNTIME", "json")
-    monkeypatch.setattr("kernelwright.agent.providers.kinds.local.START_S", 20.0)
+    monkeypatch.setattr("kernelwright.agent.providers.local.SERVER", tmp_path / "server.py")
+    monkeypatch.setattr("kernelwright.agent.providers.local.RUNTIME", "json")
+    monkeypatch.setattr("kernelwright.agent.providers.local.START_S", 20.0)
     return tmp_path / "gate"
 
 

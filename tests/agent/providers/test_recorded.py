@@ -1,13 +1,26 @@
+"""The recorded answers that ship: each story is whole, reads well, and its ends are what the judge says they are."""
+
 import asyncio
 
 import pytest
 
-from kernelwright.agent.engine.search import search
-from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.config import SearchConfig
+from kernelwright.agent.engine import search
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers.kinds.recorded import RecordedProvider, read_story, recorded_targets
-from kernelwright.agent.providers.provider import ProviderError
+from kernelwright.agent.providers import ProviderError
+from kernelwright.agent.providers.recorded import (
+    CATALOG,
+    RecordedProvider,
+    read_session,
+    recorded_targets,
+    session_folder,
+)
+from kernelwright.agent.replies import Extraction, extract
+from kernelwright.problems import catalog_names, load_problem
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
+from tests.sandbox.conftest import QUICK
 from tests.support.search import PROBLEM, SETTING, Scripted, new_log, outline, parts_of, reply_with, searched
 
 CONFIG = SearchConfig(model="recorded", attempts=9, drafts=1)
@@ -122,7 +135,7 @@ def test_a_run_that_began_with_another_provider_can_end_with_recorded_answers(lo
 def test_a_problem_that_is_cast_has_a_story_of_its_own(tmp_path, catalog):
     cast = PROBLEM.model_copy(update={"dtype": "bfloat16"})
     with pytest.raises(ProviderError, match=r"'doubled' in bfloat16.* 'cpp' .*: none"):
-        read_story(PROBLEM.name, "cpp", catalog, "bfloat16")
+        read_session(PROBLEM.name, "cpp", catalog, "bfloat16")
     (catalog / PROBLEM.name / "recorded" / "cpp").rename(catalog / PROBLEM.name / "recorded" / "cpp-bfloat16")
     assert recorded_targets(PROBLEM.name, catalog) == ()
     assert recorded_targets(PROBLEM.name, catalog, "bfloat16") == ("cpp",)
@@ -134,7 +147,7 @@ def test_a_problem_that_is_cast_has_a_story_of_its_own(tmp_path, catalog):
 def test_the_targets_with_recorded_answers_are_named_and_a_problem_without_is_told(catalog):
     assert (recorded_targets(PROBLEM.name, catalog), recorded_targets("other", catalog)) == (("cpp",), ())
     with pytest.raises(ProviderError, match=r"'doubled' and target 'cuda' .*: cpp"):
-        read_story(PROBLEM.name, "cuda", catalog)
+        read_session(PROBLEM.name, "cuda", catalog)
 
 
 @pytest.mark.parametrize(
@@ -150,10 +163,89 @@ def test_the_targets_with_recorded_answers_are_named_and_a_problem_without_is_to
 def test_a_malformed_story_is_told(catalog, old, new, told):
     write(catalog, STORY.format(first="-", stable="-").replace(old, new, 1))
     with pytest.raises(ProviderError, match=told):
-        read_story(PROBLEM.name, "cpp", catalog)
+        read_session(PROBLEM.name, "cpp", catalog)
 
 
 def test_a_missing_reply_is_told(log, catalog):
     (catalog / PROBLEM.name / "recorded" / "cpp" / "01-propose.md").unlink()
     with pytest.raises(ProviderError, match=r"cannot read .*01-propose\.md"):
         searched(log, provider=RecordedProvider(log, catalog), config=CONFIG)
+
+
+DTYPES = (None, "bfloat16")
+STORIES = [
+    (problem, target, dtype)
+    for dtype in DTYPES
+    for problem in catalog_names()
+    for target in recorded_targets(problem, CATALOG, dtype)
+]
+EACH = pytest.mark.parametrize(("problem", "target", "dtype"), STORIES)
+FIRST_FAILURE = {
+    "activation_chain": "build",
+    "argmax_rows": "run",
+    "conv_transpose2d_depthwise": "run",
+    "conv_transpose2d_strided_dilated": "check",
+    "cross_entropy": "check",
+    "max_pool2d": "check",
+    "min_max": "check",
+    "rms_norm": "load",
+}
+"""The stage at which the first answer of each story for target cpp fails."""
+
+
+def answers_of(problem, target, dtype=None):
+    folder = session_folder(problem, target, dtype=dtype)
+    return [folder / entry.file for entry in read_session(problem, target, dtype=dtype).entries]
+
+
+def candidate(path):
+    found = extract(path.read_text(encoding="utf-8"))
+    assert isinstance(found, Extraction), found
+    return Candidate(source=found.source, language=found.language)
+
+
+BRIEF = ("argmax_rows",)
+"""Judged in every run of the tests; the others with the long ones."""
+
+
+@pytest.mark.parametrize(("target", "count"), [("cpp", 12), ("cuda", 23)])
+def test_so_many_problems_at_least_have_a_story(target, count):
+    assert len([problem for problem, told, _ in STORIES if told == target]) >= count
+
+
+@EACH
+def test_a_session_names_every_answer_in_its_folder_each_with_its_own_candidate_and_parent(problem, target, dtype):
+    entries, paths = read_session(problem, target, dtype=dtype).entries, answers_of(problem, target, dtype)
+    names = [f"{number:02}-{entry.role}.md" for number, entry in enumerate(entries, start=1)]
+    assert [entry.file for entry in entries] == names
+    assert paths == sorted(session_folder(problem, target, dtype=dtype).glob("*.md"))
+    assert len({candidate(path).digest for path in paths}) == len(paths)
+    assert [entry.parent is None for entry in entries] == [entry.role == "propose" for entry in entries]
+    repaired, improved = ({entry.parent for entry in entries if entry.role == role} for role in ("repair", "improve"))
+    assert not repaired & improved
+
+
+@pytest.mark.parametrize("problem", FIRST_FAILURE)
+def test_a_story_of_the_demo_has_a_repair_and_an_improvement(problem):
+    assert {"propose", "repair", "improve"} <= {entry.role for entry in read_session(problem, "cpp").entries}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "problem", [name if name in BRIEF else pytest.param(name, marks=pytest.mark.long) for name in FIRST_FAILURE]
+)
+def test_the_first_answer_of_a_story_fails_at_its_stage_and_the_last_one_passes(problem):
+    with Judge(load_problem(problem, "cpu"), QUICK) as judge:
+        first, last = (judge.judge(candidate(answers_of(problem, "cpp")[place])) for place in (0, -1))
+    assert isinstance(first, Failed) and first.stage == FIRST_FAILURE[problem], first
+    assert isinstance(last, Passed), last
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "problem", [name for name, target, _ in STORIES if target == "cpp" and name not in FIRST_FAILURE]
+)
+def test_every_answer_of_a_story_outside_the_demo_passes(problem):
+    with Judge(load_problem(problem, "cpu"), QUICK) as judge:
+        verdicts = [judge.judge(candidate(path)) for path in answers_of(problem, "cpp")]
+    assert all(isinstance(verdict, Passed) for verdict in verdicts), verdicts

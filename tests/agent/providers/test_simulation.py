@@ -8,9 +8,8 @@ import pytest
 
 from bench.simulated.clock import run_simulated
 from bench.simulated.playing import play
-from kernelwright.agent.engine.replaying import replay
-from kernelwright.agent.log.config import SearchConfig
-from kernelwright.agent.providers.kinds.simulated import (
+from kernelwright.agent.config import SearchConfig
+from kernelwright.agent.providers.simulated import (
     Assumptions,
     Landscape,
     SimulatedEvaluator,
@@ -19,6 +18,7 @@ from kernelwright.agent.providers.kinds.simulated import (
     kernel_in,
     source_of,
 )
+from kernelwright.agent.replay import replay
 from kernelwright.agent.strategies import SHIPPED, load_strategy
 from tests.support.search import CONFIG, new_log, searched
 

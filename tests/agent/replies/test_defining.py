@@ -4,8 +4,7 @@ import ast
 
 import pytest
 
-from kernelwright.agent.replies import Extraction, extract
-from kernelwright.agent.replies.blocks import Module
+from kernelwright.agent.replies import Extraction, Module, extract
 from kernelwright.problems.source import bound_names
 from kernelwright.sandbox.authenticity.scan import NO_CALL, refuse
 

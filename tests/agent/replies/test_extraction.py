@@ -340,3 +340,112 @@ def test_a_source_without_torch_comes_with_a_warning() -> None:
 def test_how_tells_which_block_of_how_many_it_was() -> None:
     how = extracted(ACCEPTED["draft and final in one zone after the thought"]).how
     assert "2 of 2" in how and "after the reasoning" in how
+
+
+SHAPES: dict[str, str] = {
+    "a block in a nested list item": f"1. First\n   - The kernel:\n\n{indented(fenced(FINAL), '     ')}\n2. The end.\n",
+    "a fence behind two list markers": f"1. - {indented(fenced(FINAL), '     ').lstrip()}",
+    "a list item right above the fence": f"1. The kernel:\n{indented(fenced(FINAL), '   ')}2. The end.\n",
+    "a list item whose code is not indented": f"- ```python\n{FINAL}```\n",
+    "an indented fence whose code is not": f"1. The kernel:\n\n   ```python\n{FINAL}   ```\n",
+    "a fence far in under a line of prose": f"The kernel:\n{indented(fenced(FINAL), '      ')}",
+    "a fence in a table's cell before the block": f"| a | b |\n|---|---|\n| ``` | x |\n\n{fenced(FINAL)}",
+    "a thought that leaves a listed block open": f"- ```python\n  {DRAFT}\n</think>\n{fenced(FINAL)}",
+}
+IN_DOCSTRINGS = {
+    "two examples": "A:\n```python\nfirst()\n```\nB:\n```python\nsecond()\n```\n",
+    "a bare example": "Use:\n```\nfirst()\n```\n",
+    "one bare fence": "Use:\n```\nfirst()\n",
+}
+NEEDING = "class ModelNew(Base):\n    def forward(self, x):\n        return scaled(x)\n"
+ABOVE = "import torch\nfrom torch.nn import Module as Base\n\n\ndef scaled(x):\n    return 2 * x\n"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_program_comes_out_of_these_marks_as_it_was_written(shape: str) -> None:
+    assert extracted(SHAPES[shape]).source == FINAL
+
+
+@pytest.mark.parametrize("case", IN_DOCSTRINGS)
+def test_fences_in_a_docstring_stay_in_it(case: str) -> None:
+    program = with_docstring(IN_DOCSTRINGS[case])
+    assert extracted(f"Here:\n\n{fenced(program)}\nDone.\n").source == program
+
+
+def test_a_class_without_torch_is_given_the_block_above() -> None:
+    assert extracted(fenced(ABOVE) + fenced(NEEDING)).source == f"{ABOVE}\n\n{NEEDING}"
+
+
+def test_a_class_with_its_own_import_of_torch_is_given_nothing() -> None:
+    own = f"import torch\n\n\n{NEEDING}"
+    assert extracted(fenced(ABOVE) + fenced(own)).source == own
+
+
+def test_only_the_end_of_a_reply_beyond_all_measure_is_read() -> None:
+    assert refused(fenced(FINAL) + "x" * 2_000_000).kind == "no_code"
+
+
+LANGUAGES = {
+    "C++ handed to load_inline": ("cpp", FINAL),
+    "CUDA handed to load_inline": ("cuda", FINAL.replace("cpp_sources=SOURCE", "cpp_sources='', cuda_sources=SOURCE")),
+    "CUDA as the third argument": (
+        "cuda",
+        FINAL.replace('load_inline(name="relu_final", cpp_sources=SOURCE', "load_inline('relu', '', SOURCE"),
+    ),
+    "CUDA handed over as C++": (
+        "cuda",
+        FINAL.replace("torch::Tensor relu", "__global__ void f() {}\ntorch::Tensor relu"),
+    ),
+    "no CUDA sources": ("cpp", FINAL.replace("functions=", "cuda_sources=[], functions=")),
+    "a module name before the loader": (
+        "cpp",
+        FINAL.replace(
+            "from torch.utils.cpp_extension import load_inline", "from torch.utils import cpp_extension"
+        ).replace("load_inline(", "cpp_extension.load_inline("),
+    ),
+    "a C++ file": (
+        "cpp",
+        FINAL.replace("import load_inline", "import load").replace("load_inline(", 'load(sources=["a.cpp"], '),
+    ),
+    "a CUDA file": (
+        "cuda",
+        FINAL.replace("import load_inline", "import load").replace("load_inline(", 'load(sources=["a.cu"], '),
+    ),
+    "CUDA with headers of CuTe": (
+        "cutlass",
+        FINAL.replace("torch::Tensor relu", "#include <cute/tensor.hpp>\n__global__ void f() {}\ntorch::Tensor relu"),
+    ),
+    "CUDA that only speaks of CUTLASS": (
+        "cuda",
+        FINAL.replace("torch::Tensor relu", "// as cutlass/gemm\n__global__ void f() {}\ntorch::Tensor relu"),
+    ),
+    "Triton": ("triton", "import torch\nimport triton\n@triton.jit\ndef k(x):\n    pass\nclass ModelNew: pass"),
+    "Triton, imported by name": (
+        "triton",
+        "import torch\nfrom triton import jit\n@jit\ndef k(x):\n    pass\nclass ModelNew: pass",
+    ),
+    "TileLang": (
+        "tilelang",
+        "import torch\nimport tilelang.language as T\n@T.prim_func\ndef k(x):\n    pass\nclass ModelNew: pass",
+    ),
+    "TileLang, compiled by a call": (
+        "tilelang",
+        "import torch\nfrom tilelang import compile\nk = compile(f)\nclass ModelNew: pass",
+    ),
+    "Helion": ("helion", "import torch\nimport helion\n@helion.kernel()\ndef k(x):\n    pass\nclass ModelNew: pass"),
+    "CuTe's Python language": (
+        "cute",
+        "import torch\nimport cutlass.cute as cute\n@cute.kernel\ndef k(x):\n    pass\nclass ModelNew: pass",
+    ),
+    "plain PyTorch": ("python", REFERENCE.replace("Model", "ModelNew")),
+    "a torch.load is no loader": (
+        "python",
+        REFERENCE.replace("Model", "ModelNew") + "\nweights = torch.load('w.pt')\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LANGUAGES)
+def test_the_language_is_told_from_the_source(case: str) -> None:
+    language, source = LANGUAGES[case]
+    assert extracted(fenced(source)).language == language

@@ -1,12 +1,15 @@
-"""Replies made to break the reader: none makes it raise, and none takes more than seconds."""
+"""Replies made to break the reader: none makes it raise, warn, or take more than seconds."""
 
+import ast
 import random
+import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 
-from kernelwright.agent.replies import Extraction, NotExtracted, extract
+from kernelwright.agent.replies import Extraction, NotExtracted, Parser, extract
 
 pytestmark = pytest.mark.slow
 
@@ -129,3 +132,56 @@ def test_no_mixture_of_fragments_makes_it_raise(truncated: bool) -> None:
         reply = "".join(draw.choice(FRAGMENTS) for _ in range(draw.randint(1, 60)))
         reasoning = "".join(draw.choice(FRAGMENTS) for _ in range(draw.randint(0, 5)))
         extract(reply, reasoning=reasoning, truncated=truncated).model_dump_json()
+
+
+ODD = 'import torch\n\n\nclass ModelNew:\n    pattern = "\\d{}"\n'
+
+
+def said_of_escapes(seen):
+    """What parsing warned of; not what is said of a file left open elsewhere that is collected in that time."""
+    return [str(warning.message) for warning in seen if "escape" in str(warning.message)]
+
+
+def test_a_reply_with_an_odd_escape_is_read_without_a_warning():
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        Parser().read(ODD.format("a"))
+
+    assert said_of_escapes(seen) == []
+
+
+def test_the_same_source_parsed_by_python_alone_is_warned_of():
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        ast.parse(ODD.format("e"))
+
+    assert len(said_of_escapes(seen)) == 1
+
+
+def test_a_reply_with_an_odd_escape_is_read_where_warnings_are_errors():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Parser().is_whole(ODD.format("b"))
+
+
+def test_other_code_still_gets_its_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Parser().read(ODD.format("c"))
+        with pytest.raises(SyntaxError):
+            ast.parse(ODD.format("d"))
+
+
+def test_parsing_in_many_threads_gives_no_warning_and_piles_up_no_filters():
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        before = len(warnings.filters)
+        threads = [
+            threading.Thread(target=lambda: [Parser().read(ODD.format(number)) for number in range(200)])
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (said_of_escapes(seen), len(warnings.filters) - before <= 4) == ([], True)

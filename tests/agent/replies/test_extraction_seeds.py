@@ -27,47 +27,19 @@ def extracted(reply: str) -> Extraction:
     return found
 
 
-@pytest.mark.parametrize("seed", AFTER_THE_THOUGHT)
-def test_the_block_after_the_thought_is_taken(seed: str) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_final_block_is_taken_complete(seed: str) -> None:
     reply = transcript(seed)
-
-    assert reply.rindex(extracted(reply).source) > reply.rindex("</think>")
-
-
-@pytest.mark.parametrize("seed", AFTER_THE_THOUGHT)
-def test_an_answer_after_the_thought_gives_no_warning(seed: str) -> None:
-    assert extracted(transcript(seed)).warnings == ()
-
-
-def test_a_block_in_the_thought_is_taken_where_it_is_the_only_one_with_a_warning() -> None:
-    reply = transcript("002")
-    assert reply.index(extracted(reply).source) < reply.index("</think>")
-    assert "stands in the reasoning" in extracted(transcript("002")).warnings[0]
+    found = extracted(reply)
+    tree = ast.parse(found.source)
+    assert "ModelNew" in [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    assert found.source.startswith("import torch\n") and found.source.count("\n") == LINES[seed]
+    assert found.language == "cuda"
+    is_behind = reply.rindex(found.source) > reply.rindex("</think>")
+    assert is_behind == (seed in AFTER_THE_THOUGHT)
+    assert is_behind == (found.warnings == ())
 
 
 def test_the_later_of_two_blocks_is_taken() -> None:
     reply = transcript("004")
-
     assert reply[: reply.rindex(extracted(reply).source)].count("```python\n") == 2
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_block_is_taken_as_a_whole(seed: str) -> None:
-    assert extracted(transcript(seed)).source.count("\n") == LINES[seed]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_source_begins_with_an_import(seed: str) -> None:
-    assert extracted(transcript(seed)).source.startswith("import torch\n")
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_source_parses_and_defines_the_entry_class(seed: str) -> None:
-    tree = ast.parse(extracted(transcript(seed)).source)
-
-    assert "ModelNew" in [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_language_is_cuda(seed: str) -> None:
-    assert extracted(transcript(seed)).language == "cuda"

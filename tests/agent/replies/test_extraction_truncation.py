@@ -10,7 +10,17 @@ from tests.agent.replies.test_extraction import extracted, refused
 FOLDER = Path(__file__).parent / "texts"
 REPLIES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
 PROGRAM = (FOLDER / "relu.txt").read_text(encoding="utf-8")
+STEP = 50
 BLOCK = f"```python\n{PROGRAM}```\n"
+
+
+def cuts():
+    """Each reply cut at every 50th character, with its whole source and whether the last fence is closed by then."""
+    for reply in REPLIES.values():
+        whole, end = extract(reply), reply.rindex("\n```") + len("\n```")
+        assert isinstance(whole, Extraction)
+        for length in [*range(STEP, len(reply), STEP), len(reply)]:
+            yield extract(reply[:length], truncated=True), whole.source, length >= end
 
 
 def final_source(name: str) -> str:
@@ -25,34 +35,15 @@ def test_the_whole_reply_gives_the_final_program(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REPLIES)
-def test_no_cut_gives_another_source_than_the_whole_reply(name: str) -> None:
-    reply, source = REPLIES[name], final_source(name)
-
-    for length in range(0, len(reply), 20):
-        found = extract(reply[:length], truncated=True)
-        assert isinstance(found, NotExtracted) or found.source == source, length
-
-
-@pytest.mark.parametrize("name", REPLIES)
-def test_a_cut_before_the_last_closing_fence_is_called_truncated(name: str) -> None:
-    reply = REPLIES[name]
-    end = reply.rindex("\n```") + len("\n```")
-
-    for length in range(0, end - 1, 20):
-        found = extract(reply[:length], truncated=True)
-        assert isinstance(found, NotExtracted), length
-        assert found.kind == "truncated", length
-
-
-@pytest.mark.parametrize("name", REPLIES)
-def test_a_cut_behind_the_last_closing_fence_gives_the_source(name: str) -> None:
+def test_a_cut_reply_is_truncated_up_to_its_last_closing_fence_and_gives_its_source_behind_it(name: str) -> None:
     reply, source = REPLIES[name], final_source(name)
     end = reply.rindex("\n```") + len("\n```")
-
-    for length in range(end, len(reply) + 1, 20):
+    for length in [*range(0, end - 1, 20), *range(end, len(reply) + 1, 20)]:
         found = extract(reply[:length], truncated=True)
-        assert isinstance(found, Extraction), (length, found)
-        assert found.source == source
+        if length < end:
+            assert isinstance(found, NotExtracted) and found.kind == "truncated", length
+        else:
+            assert isinstance(found, Extraction) and found.source == source, length
 
 
 def test_a_source_taken_from_a_cut_reply_comes_with_a_warning() -> None:

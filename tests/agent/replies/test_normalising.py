@@ -1,6 +1,6 @@
 import pytest
 
-from kernelwright.agent.replies.normalising import is_copy, normal_digest
+from kernelwright.agent.normalising import is_copy, normal_digest
 
 KERNEL = '''\
 """What it does."""

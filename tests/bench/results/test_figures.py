@@ -21,10 +21,9 @@ from bench.results.keeping import keep
 from bench.results.page import write_page
 from bench.results.records import Searched, read_lines, searched, write_lines
 from bench.results.selection import Chosen, read_selection, table
-from kernelwright.agent.log.config import SearchConfig
+from kernelwright.agent.config import FilesOptions, SearchConfig
 from kernelwright.agent.log.events import Confirmed, Stopped
-from kernelwright.agent.log.run_log import RunLog, Setting
-from kernelwright.agent.providers.provider import ProviderOptions
+from kernelwright.agent.log.store import RunLog, Setting
 from kernelwright.evals.figures import measured
 from kernelwright.evals.runs.running import Plan
 from kernelwright.evals.scores.judgements import Judgement
@@ -49,7 +48,7 @@ def made(address):
 def setting(model="model-a", device="Example CPU", torch="2", judging=None, **changes):
     once = {"drafts": 1, "tune": 0, "share": False, "confirm": 1, "learn": False, "attempts": 2}
     search = SearchConfig(model=model, target="cpp", **(once | changes))
-    plan = Plan(search=search, provider=ProviderOptions(kind="files"), judging=judging or Settings())
+    plan = Plan(search=search, provider=FilesOptions(), judging=judging or Settings())
     versions = {"python": "3.11", "judge_version": "h1", "torch": torch}
     return Setting(config=plan.model_dump(mode="json"), device=device, versions=versions)
 

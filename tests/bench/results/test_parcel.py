@@ -8,7 +8,7 @@ import pytest
 
 from bench.results.parcel import pack, unpack
 from bench.results.selection import read_selection
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.problems import ProblemError
 from tests.bench.results.walk import Walk
 

@@ -13,8 +13,8 @@ import pytest
 from bench.results.figures import after_each_answer, level_figures, standings
 from bench.results.index import indexed, read_index, records_in
 from bench.results.records import read_lines
-from kernelwright.agent.engine.scheduling import views_of
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
+from kernelwright.agent.scheduler import views_of
 from kernelwright.evals.figures import measured
 from kernelwright.evals.report import summary_rows
 from kernelwright.evals.scores.judgements import Judgement

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from bench.results.selection import Chosen, digest_of, table
-from kernelwright.agent.providers.kinds.recorded import story_folder
+from kernelwright.agent.providers.recorded import session_folder
 from kernelwright.problems import load_problem
 from tests.support.commands import run_with
 
@@ -75,7 +75,7 @@ class Walk:
         for task in open_ones:
             name = _problem_of(task)
             file = ANSWERS[name]["ttempt 1" in task.read_text()]
-            words = "I can not help with that." if file is None else (story_folder(name, "cpp") / file).read_text()
+            words = "I can not help with that." if file is None else (session_folder(name, "cpp") / file).read_text()
             _answer_to(task).write_text(words)
         return len(open_ones)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.commands.judging.judge import words
 from kernelwright.evals.boards import tables

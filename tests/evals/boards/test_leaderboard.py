@@ -6,7 +6,7 @@ import random
 import pytest
 
 from kernelwright.agent.log.events import Resumed
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.evals.boards import tables
 from kernelwright.evals.boards.leaderboard import Verified, boards
 from kernelwright.evals.boards.tables import CELL_COLUMNS, ROW_COLUMNS, cell_texts, unranked

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 import pytest
 
 from kernelwright.agent.log.events import Confirmed
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.evals.inspector.export import LARGEST_BYTES, export
 from tests.support.runs import Writer, failed, made_run, passed, problem, setting, source_of, writing

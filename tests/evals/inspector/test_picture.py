@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.evals.inspector.export import axis_for, export, picture
 from kernelwright.evals.inspector.model import RunModel
 from kernelwright.evals.runs.running import suite

@@ -4,7 +4,7 @@ import pytest
 
 from kernelwright.agent.briefs import BriefMaker
 from kernelwright.agent.log.best import write_best
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.cli import app
 from kernelwright.commands.judging.judge import words

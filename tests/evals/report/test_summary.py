@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.report import summary_rows, summary_table
 from tests.support.runs import Writer, failed, passed, problem, setting

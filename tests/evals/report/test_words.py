@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from kernelwright.agent.log.events import Event, Stopped
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.commands.options.terminal import fit_for
 from kernelwright.evals.inspector.model import RunModel
 from kernelwright.evals.report import Progress, attempt_words

@@ -3,7 +3,7 @@
 import pytest
 
 from kernelwright.agent.log.events import Confirmed, RunLogError
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.runs.facts import DERIVED, all_facts, run_facts
 from tests.support.runs import ended, failed, made_run, passed, writing

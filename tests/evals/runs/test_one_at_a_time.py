@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from kernelwright.agent.log.run_log import RunLog
-from kernelwright.agent.providers.provider import ProviderOptions
+from kernelwright.agent.config import ProviderOptions
+from kernelwright.agent.log.store import RunLog
 from kernelwright.evals.runs.running import run
 from tests.support.commands import run_with
 from tests.support.problems import PROBLEM, WRONG

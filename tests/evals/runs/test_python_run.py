@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from kernelwright.agent.providers.provider import ProviderOptions
+from kernelwright.agent.config import ProviderOptions
 from kernelwright.evals.runs.running import run
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.verdict.settings import Settings

@@ -1,6 +1,6 @@
 import pytest
 
-from kernelwright.agent.providers.kinds.recorded import recorded_targets
+from kernelwright.agent.providers.recorded import recorded_targets
 from kernelwright.evals.runs.running import DEMO, SEEDS, suite
 from kernelwright.problems import catalog_names
 

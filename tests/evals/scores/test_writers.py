@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.agent.log.events import ProviderFailed
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.scores.judgements import Judgements
 from tests.support.runs import writing
@@ -24,7 +24,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from kernelwright.agent.log.events import ProviderFailed
-from kernelwright.agent.log.run_log import RunLog
+from kernelwright.agent.log.store import RunLog
 
 with RunLog.open(Path(sys.argv[2])) as log:
     for number in range(int(sys.argv[4])):

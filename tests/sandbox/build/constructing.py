@@ -1,6 +1,6 @@
 """Constructing a candidate of one of the further languages in a jailed builder, without a device."""
 
-from kernelwright.agent.providers.kinds.recorded import recorded_targets
+from kernelwright.agent.providers.recorded import recorded_targets
 from kernelwright.problems import catalog_names
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.verdict.settings import Settings

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from bench.recorded import recorded_source
-from kernelwright.agent.providers.kinds.recorded import recorded_targets
+from kernelwright.agent.providers.recorded import recorded_targets
 from kernelwright.problems import catalog_names
 from kernelwright.prompts.rendering import EXAMPLES
 from kernelwright.sandbox.build import read_record

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.recorded import recorded_source
-from kernelwright.agent.providers.kinds.recorded import recorded_targets
+from kernelwright.agent.providers.recorded import recorded_targets
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.prompts.rendering import EXAMPLES
 from kernelwright.sandbox.calls.sessions import Refused, Session

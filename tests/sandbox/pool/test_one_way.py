@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from kernelwright import judge_all
-from kernelwright.agent.engine.scheduling import evaluating
+from kernelwright.agent.scheduler import evaluating
 from kernelwright.sandbox.pool.executor_choice import ExecutorChoice
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.pool.local import LocalExecutor

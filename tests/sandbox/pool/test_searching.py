@@ -4,7 +4,7 @@ import pytest
 
 from bench.simulated.clock import run_simulated
 from bench.simulated.executor import VERDICT, SimulatedExecutor, Times
-from kernelwright.agent.engine.scheduling import ExecutorEvaluator, evaluating
+from kernelwright.agent.scheduler import ExecutorEvaluator, evaluating
 from kernelwright.problems import Problem
 from kernelwright.sandbox.machine import processor_name
 from kernelwright.sandbox.pool.dispatch import Dispatcher

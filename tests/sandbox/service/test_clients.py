@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from kernelwright import Judging, JudgingError, Settings, judge_all
-from kernelwright.agent.engine.scheduling import evaluating
+from kernelwright.agent.scheduler import evaluating
 from kernelwright.sandbox.pool import remote
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, executor_for

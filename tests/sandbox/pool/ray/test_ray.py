@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.agent.engine.scheduling import ExecutorEvaluator
+from kernelwright.agent.scheduler import ExecutorEvaluator
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.protocol import Product, Work
 from kernelwright.sandbox.pool.ray.executor import RayExecutor

@@ -10,7 +10,7 @@ import pytest
 
 from bench.simulated.executor import VERDICT
 from kernelwright import Judging
-from kernelwright.agent.engine.scheduling import ExecutorEvaluator
+from kernelwright.agent.scheduler import ExecutorEvaluator
 from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import Batch, CandidateFile, Collected
 from kernelwright.sandbox.locks import processor_path

@@ -1,0 +1,276 @@
+"""Many problems in one run: several searched concurrently, and unspent attempts of some given to others.
+
+A problem that is not being searched takes a few numbers in memory; its log stays on disk.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from kernelwright.agent.config import Budget, SearchConfig
+from kernelwright.agent.engine import Evaluator, Parts, search
+from kernelwright.agent.log.events import Confirmed, Event, Granted, JudgedAttempt
+from kernelwright.agent.log.store import RunLog
+from kernelwright.agent.log.view import View, fold
+from kernelwright.agent.providers import AnswerPending
+from kernelwright.agent.steering import (
+    NOTHING,
+    IdeaStatistics,
+    Prices,
+    Spent,
+    exceeded,
+    gains,
+    load_prices,
+    out_of_attempts,
+    spent,
+    times_the_floor,
+)
+from kernelwright.problems import Problem
+from kernelwright.sandbox.pool.dispatch import Dispatcher
+from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, executor_for
+from kernelwright.sandbox.pool.protocol import Unjudged, Work
+from kernelwright.sandbox.storage import Store
+from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
+from kernelwright.sandbox.verdict.settings import SCREEN, CompileMode, JudgingEffort, Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
+
+GRANT = 4  # attempts in one transfer
+RECENT = 6
+LACKING = 3  # successive problems without a verdict after which the machine counts as broken
+UNKNOWN_ROOM = math.log(2)
+"""The distance to the roofline, as a logarithm, where that is unknown: enough for a gain of two."""
+
+
+class EndedSearch(NamedTuple):
+    problem: Problem
+    left: int  # attempts of its own budget that it did not spend; negative where it was granted some
+    ran_out: bool  # it ended for want of attempts
+    expected_gain: float
+
+
+class SearchErrors:
+    """Errors that ended searches of a run: those of a problem, and those of the run.
+
+    A machine may lack something for one problem alone, such as memory. It counts as broken where `LACKING` successive
+    problems end so, or where no problem of the run had a verdict.
+    """
+
+    def __init__(self) -> None:
+        self._waits: AnswerPending | None = None
+        self._lacking: list[MachineError] = []  # since the last verdict
+        self._judged = False
+
+    def hear(self, event: Event) -> None:
+        if isinstance(event.body, Confirmed) or (isinstance(event.body, JudgedAttempt) and event.body.same_as is None):
+            self._judged = True
+            self._lacking.clear()
+
+    def take(self, errors: Iterable[BaseException | None]) -> None:
+        """Take in the errors that ended some searches; raise the first one that concerns the run."""
+        others: list[BaseException] = []
+        for error in errors:
+            match error:
+                case None | BrokenProblem():
+                    pass
+                case AnswerPending():
+                    self._waits = error
+                case MachineError() if len(self._lacking) + 1 < LACKING:
+                    self._lacking.append(error)
+                case _:
+                    others.append(error)
+        if others:
+            raise others[0]
+
+    def conclude(self) -> None:
+        """At the run's end, raise the error that kept it from being complete."""
+        if self._waits is not None:
+            raise self._waits
+        if self._lacking and not self._judged:
+            raise self._lacking[-1]
+
+
+@dataclass
+class Scheduler:
+    log: RunLog
+    config: SearchConfig
+    parts_for: Callable[[Problem], Parts]
+    ended: Callable[[Problem], None] = lambda problem: None
+    """Called each time that the search for a problem has ended: to keep its best and free its resources."""
+    accounts: dict[str, EndedSearch] = field(default_factory=dict)
+    errors: SearchErrors = field(default_factory=SearchErrors)
+
+    async def search(self, problems: Sequence[Problem]) -> None:
+        """Search for all of them. The first error ends the run, and running searches are dropped.
+
+        Two kinds of error concern one problem alone: `AnswerPending`, which is raised at the end, and a problem that
+        cannot be judged, which its search has logged. See `SearchErrors` for errors of the machine.
+        """
+        shared = SharedBudget(self.config.batch, load_prices(self.config.prices))
+        idea_statistics = IdeaStatistics(self.log, self.config)
+        queue = list(problems)
+        running: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                while len(running) < self.config.problems_at_once and (problem := self._next(queue)) is not None:
+                    running.add(asyncio.create_task(self._search_one(problem, shared, idea_statistics)))
+                if not running:
+                    break
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                self.errors.take(task.exception() for task in done)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        self.errors.conclude()
+
+    async def _search_one(self, problem: Problem, shared: "SharedBudget", idea_statistics: IdeaStatistics) -> None:
+        parts = self.parts_for(problem)
+        tell = parts.on_event
+
+        def on_event(event: Event) -> None:
+            self.errors.hear(event)
+            tell(event)
+
+        parts = replace(parts, idea_statistics=idea_statistics, limit=shared.limit, on_event=on_event)
+        try:
+            view = await search(problem, parts)
+        finally:
+            self.ended(problem)
+        shared.note(view)
+        self.accounts[problem.name] = account(problem, view, parts.config)
+
+    def _next(self, queue: list[Problem]) -> Problem | None:
+        """Choose the next problem of the queue; after these, the one to give unspent attempts to."""
+        if queue:
+            return queue.pop(0)
+        pool = sum(account.left for account in self.accounts.values())
+        ran_out = [account for account in self.accounts.values() if account.ran_out]
+        if not self.config.share or pool < 1 or not ran_out:
+            return None
+        chosen = max(ran_out, key=lambda account: account.expected_gain)
+        more = min(GRANT, pool)
+        reason = f"left unspent by others; expected gain {chosen.expected_gain:.2f}"
+        self.log.append(Granted(problem=chosen.problem.name, attempts=more, reason=reason))
+        # While it runs, what it was granted is spent.
+        self.accounts[chosen.problem.name] = chosen._replace(left=chosen.left - more, ran_out=False)
+        return chosen.problem
+
+
+class SharedBudget:
+    def __init__(self, limits: Budget, prices: Prices) -> None:
+        self._budget = limits
+        self._prices = prices
+        self._by_problem: dict[str, Spent] = {}
+        self._start = time.monotonic()
+
+    def note(self, view: View) -> None:
+        if self._budget != Budget():
+            self._by_problem[view.problem] = spent(view, self._prices)
+
+    def limit(self, view: View) -> str | None:
+        """Say why no more may be asked; the wall seconds are those of this process."""
+        if self._budget == Budget():
+            return None
+        self.note(view)
+        total = sum(self._by_problem.values(), start=NOTHING)
+        wall_s = time.monotonic() - self._start
+        return exceeded(self._budget, total.model_copy(update={"wall_s": wall_s}), " of the run")
+
+
+def account(problem: Problem, view: View, config: SearchConfig) -> EndedSearch:
+    ran_out = out_of_attempts(view, config) is not None and view.stopped == out_of_attempts(view, config)
+    return EndedSearch(
+        problem=problem,
+        left=-view.granted if ran_out else config.attempts - view.spent,
+        ran_out=ran_out,
+        expected_gain=expected_gain(view, config),
+    )
+
+
+def expected_gain(view: View, config: SearchConfig) -> float:
+    """Multiply the distance to the roofline, as a logarithm, by the share of recent attempts that gained."""
+    earned = list(gains(view).values())[-RECENT:]
+    share = (sum(gain > math.log1p(config.gain) for gain in earned) + 1) / (len(earned) + 3)
+    times = times_the_floor(view, config.near_floor)
+    return (UNKNOWN_ROOM if times is None else max(0.0, math.log(times))) * share
+
+
+def views_of(log: RunLog) -> list[View]:
+    return [fold(name, log.events(name)) for name in log.header.problems]
+
+
+class ExecutorEvaluator:
+    """The engine's `Evaluator` on a dispatcher."""
+
+    def __init__(self, dispatcher: Dispatcher, compiled: Sequence[CompileMode] = (), kept: Store | None = None) -> None:
+        """`compiled`: modes of torch.compile that the executor's settings name. `kept`: a store of earlier times."""
+        self._dispatcher, self._compiled, self._kept = dispatcher, compiled, kept
+
+    async def evaluate(
+        self, problem: Problem, candidate: Candidate, *, fresh: bool = False, best_speedup: float | None = None
+    ) -> Verdict:
+        """Judge a candidate. Raises `MachineError` or `BrokenProblem` where no verdict is possible."""
+        effort: JudgingEffort | None = "rank" if fresh else None
+        return await self._verdict(
+            Work(problem=problem, candidate=candidate, fresh=fresh, effort=effort, beat=best_speedup)
+        )
+
+    async def measure(self, problem: Problem) -> Verdict:
+        work = measuring(problem, self._compiled)
+        key = {"problem": work.problem.digest, "conditions": self._dispatcher.devices[0].conditions.alike}
+        known = self._kept.get(key) if self._kept else None
+        if known is not None:
+            return Passed.model_validate(known)
+        try:
+            found = await self._verdict(work, settles=False)  # a candidate may do with less memory
+        finally:
+            self.release(work.problem)  # candidates are judged by other settings, and so with other processes
+        if self._kept and isinstance(found, Passed):
+            self._kept.put(key, found.model_dump(mode="json"))
+        return found
+
+    async def _verdict(self, work: Work, settles: bool = True) -> Verdict:
+        try:
+            return (await self._dispatcher.judge(work, settles=settles)).verdict
+        except Unjudged as error:
+            broken = UnsupportedProblem if error.unsupported else BrokenProblem
+            raise (broken if error.whole_problem else MachineError)(str(error)) from None
+
+    async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
+        """Check each, one after the other, for its median ms; None where one failed."""
+        return [await self._checked_ms(Work(problem=problem, candidate=candidate)) for candidate in candidates]
+
+    async def _checked_ms(self, work: Work) -> float | None:
+        try:
+            verdict = (await self._dispatcher.judge(work, "check")).verdict
+        except Unjudged:
+            return None
+        return verdict.measurement.candidate_ms if isinstance(verdict, Passed) else None
+
+    def release(self, problem: Problem) -> None:
+        self._dispatcher.executor.release(problem)
+
+
+def measuring(problem: Problem, compiled: Sequence[CompileMode]) -> Work:
+    """Make the job that measures PyTorch: the reference, screened, or judged as briefly with torch.compile.
+
+    It may use PyTorch's operators even where candidates may not.
+    """
+    return Work(
+        problem=problem.model_copy(update={"operators": "any"}),
+        candidate=Candidate(source=f"{problem.source}\n\nModelNew = Model\n"),
+        effort=None if compiled else "screen",
+        asks=SCREEN | {"compiled": list(compiled), "baselines": ["shipped"], "effort": "search"} if compiled else {},
+    )
+
+
+@asynccontextmanager
+async def evaluating(choice: ExecutorChoice, settings: Settings, kept: Store | None = None) -> AsyncIterator[Evaluator]:
+    """Start an executor's workers; by default on one device of this machine. `kept`: see `ExecutorEvaluator`."""
+    chosen = ExecutorChoice(devices=1) if choice == ExecutorChoice() else choice
+    async with Dispatcher(executor_for(chosen, settings), chosen.kind) as dispatcher:
+        yield ExecutorEvaluator(dispatcher, settings.compiled, kept)

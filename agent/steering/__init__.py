@@ -1,1 +1,0 @@
-"""What bounds and steers a search beside its strategy: budget, prices, models, tuning, advice, learning."""
