@@ -20,7 +20,7 @@ from bench.simulated.clock import run_simulated
 from bench.simulated.executor import Load, SimulatedExecutor, Times, search_many
 from bench.simulated.many import run_many
 from kernelwright.agent.log.config import SearchConfig
-from kernelwright.evals.scores.judgements import Judgement, Judgements
+from kernelwright.evals.verdict_store import Judgement, Judgements
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.devices import own_cores
 from kernelwright.sandbox.pool.dispatch import Dispatcher

@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.comparison import Comparison, in_turn
-from kernelwright.evals.scores.judgements import Judgement, Judgements
-from kernelwright.evals.scores.scoring import DATABASE, source_digest
+from kernelwright.evals.verdict_store import DATABASE, Judgement, Judgements, source_digest
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.pool.devices import device_of
 from kernelwright.sandbox.pool.protocol import Conditions

@@ -17,8 +17,7 @@ from typing import Protocol
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.providers.kinds.recorded import STORY, read_story, recorded_targets, stories, story_folder
-from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
-from kernelwright.evals.runs.running import Plan, Running
+from kernelwright.evals.runs import Plan, PromptChoice, Running, show_prompt
 from kernelwright.problems import catalog_names
 from kernelwright.prompts import Target
 

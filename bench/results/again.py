@@ -10,9 +10,9 @@ from pathlib import Path
 from bench.results.index import AGAIN, Kept, meet, read_index, write_index
 from bench.results.records import read_lines, write_lines
 from kernelwright.agent.briefs import sheet_for
-from kernelwright.evals.boards.verifying import judged_here
-from kernelwright.evals.figures import measured
-from kernelwright.evals.scores.judgements import Judgement
+from kernelwright.evals.leaderboard import judged_here
+from kernelwright.evals.metrics import measured
+from kernelwright.evals.verdict_store import Judgement
 from kernelwright.problems import Problem, ProblemError, load_problem
 from kernelwright.problems.formats.collections import SEPARATOR
 from kernelwright.sandbox.authenticity.languages import candidate_of

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.results.index import Index, Kept, Turn
-from kernelwright.evals import figures
-from kernelwright.evals.boards.leaderboard import Board, Cell, Verified, boards
-from kernelwright.evals.boards.leaderboard import Row as BoardRow
-from kernelwright.evals.figures import Estimate, Result
+from kernelwright.evals import metrics
+from kernelwright.evals.leaderboard import Board, Cell, Verified, boards
+from kernelwright.evals.leaderboard import Row as BoardRow
+from kernelwright.evals.metrics import Estimate, Result
 
 
 class Standing(NamedTuple):
@@ -120,14 +120,14 @@ def level_figures(pairs: Sequence[tuple[Kept, Cell]], baselines: Sequence[str]) 
         faster=sum(is_faster(cell) for _, cell in pairs) / len(pairs),
         at_the_wall=sum(is_at_the_wall(kept, cell) for kept, cell in pairs),
         median=statistics.median(speedups) if speedups else None,
-        mean=figures.geometric_mean(speedups) if speedups else None,
-        with_failures=figures.geometric_mean(everywhere).value,
-        with_losses=figures.geometric_mean([max(1.0, one) for one in everywhere]).value,
-        fast_2=figures.fast_p(results["best"], 2.0),
-        fast_1={name: figures.fast_p(found, 1.0) for name, found in results.items() if found},
-        of_floor=figures.geometric_mean(above).value if above else None,
+        mean=metrics.geometric_mean(speedups) if speedups else None,
+        with_failures=metrics.geometric_mean(everywhere).value,
+        with_losses=metrics.geometric_mean([max(1.0, one) for one in everywhere]).value,
+        fast_2=metrics.fast_p(results["best"], 2.0),
+        fast_1={name: metrics.fast_p(found, 1.0) for name, found in results.items() if found},
+        of_floor=metrics.geometric_mean(above).value if above else None,
         below_floor=len(shares) - len(above),
-        of_copy=figures.geometric_mean(copies).value if copies else None,
+        of_copy=metrics.geometric_mean(copies).value if copies else None,
     )
 
 
@@ -156,7 +156,7 @@ def floor_share(cell: Cell) -> float | None:
 def _share_of_time(cell: Cell, least_ms: float | None) -> float | None:
     if cell.counted is None or not cell.is_beyond_doubt or not least_ms or not cell.counted.candidate_ms:
         return None
-    return figures.roofline_fraction(cell.counted.candidate_ms, least_ms)
+    return metrics.roofline_fraction(cell.counted.candidate_ms, least_ms)
 
 
 class After(NamedTuple):
@@ -187,8 +187,8 @@ def _after(tries: Sequence[Sequence[Turn]], count: int) -> After:
             found = min(1.0, found)
         results.append(Result(problem="", family="", compiled=bool(right), speedup=found))
     gains = [max(1.0, one.speedup or 1.0) for one in results]
-    shares = figures.fast_curve(results, (0.0, 1.0))
-    return After(count, shares[0.0], shares[1.0], figures.geometric_mean(gains).value)
+    shares = metrics.fast_curve(results, (0.0, 1.0))
+    return After(count, shares[0.0], shares[1.0], metrics.geometric_mean(gains).value)
 
 
 class Round(NamedTuple):

@@ -11,9 +11,8 @@ from bench.results.records import Answered, Searched, read_lines
 from bench.results.tags import tags
 from kernelwright.agent.log.view import View
 from kernelwright.agent.steering.advice import tally
-from kernelwright.evals.figures import Measured, measured
-from kernelwright.evals.runs.facts import ProblemFacts, RunFacts
-from kernelwright.evals.scores.judgements import Judgement
+from kernelwright.evals.metrics import Measured, measured
+from kernelwright.evals.verdict_store import Judgement, ProblemFacts, RunFacts
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.problems.record.base import Record, first_fault

@@ -24,10 +24,10 @@ from bench.results.words import (
     SECTIONS,
     UNDER_WAY,
 )
-from kernelwright.evals.boards.leaderboard import Cell
-from kernelwright.evals.boards.tables import estimate_text, in_markdown, markdown_table, number_text, share_text
-from kernelwright.evals.figures import THRESHOLDS, Measured, fast_curve
-from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
+from kernelwright.evals.leaderboard import Cell
+from kernelwright.evals.metrics import THRESHOLDS, Measured, fast_curve
+from kernelwright.evals.runs import PromptChoice, show_prompt
+from kernelwright.evals.tables import estimate_text, in_markdown, markdown_table, number_text, share_text
 from kernelwright.problems import ProblemError
 from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE, OLD_JUDGE

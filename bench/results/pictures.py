@@ -5,9 +5,9 @@ from xml.sax.saxutils import escape, quoteattr
 
 from bench.results.figures import Standing, floor_share, level_of
 from bench.results.index import Kept
-from kernelwright.evals import figures
-from kernelwright.evals.boards.leaderboard import Cell
-from kernelwright.evals.inspector.export import LEFT, RIGHT, STYLE, WIDTH, Axis, axis_for
+from kernelwright.evals import metrics
+from kernelwright.evals.leaderboard import Cell
+from kernelwright.evals.plots import LEFT, RIGHT, STYLE, WIDTH, Axis, axis_for
 
 HEAD, ROW, FOOT = 62, 24, 40
 CURVE_HEIGHT, SHIFT = 340, 250
@@ -54,7 +54,7 @@ def fast_curves(standing: Standing) -> str:
     for at, (name, results) in enumerate(found.items()):
         colour, words = CURVES[name]
         ps = [axis.low * (axis.high / axis.low) ** (step / STEPS) for step in range(STEPS + 1)]
-        points = " ".join(f"{axis.at(p)},{_height(figures.fast_p(results, p))}" for p in ps)
+        points = " ".join(f"{axis.at(p)},{_height(metrics.fast_p(results, p))}" for p in ps)
         parts.append(f'<polyline class="curve" stroke="{colour}" points="{points}"/>')
         x, y = RIGHT + 16, HEAD + 18 + 20 * at
         parts.append(f'<line class="curve" stroke="{colour}" x1="{x}" x2="{x + 24}" y1="{y - 4}" y2="{y - 4}"/>')

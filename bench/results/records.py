@@ -18,7 +18,7 @@ from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.records import Attempt, Usage
 from kernelwright.agent.log.run_log import Header, RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.evals.runs.facts import ProblemFacts, run_facts
+from kernelwright.evals.verdict_store import ProblemFacts, run_facts
 from kernelwright.problems import Problem, ProblemError
 from kernelwright.problems.record.base import Record
 from kernelwright.prompts.prompt import estimated_tokens

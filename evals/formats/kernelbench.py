@@ -135,7 +135,7 @@ def write_run(folder: Path, outcomes: Sequence[Outcome]) -> list[str]:
         place = folder if len(levels) == 1 else folder / f"level{level}"
         place.mkdir(parents=True, exist_ok=True)
         for outcome in fitting[level]:
-            write_atomically(place / file_name(outcome.sample), outcome.sample.candidate.source)
+            write_atomically(place / outcome.sample.bench_file, outcome.sample.candidate.source)
         write_atomically(place / EVALUATION, results_text(eval_results(fitting[level])))
     everything = [outcome for level in levels for outcome in fitting[level]]
     for name, baselines in baseline_times(everything).items():
@@ -154,12 +154,6 @@ def split(outcomes: Iterable[Outcome]) -> tuple[dict[int, list[Outcome]], list[s
         else:
             fitting[outcome.sample.bench_id[0]].append(outcome)
     return fitting, list(left)
-
-
-def file_name(sample: Sample) -> str:
-    assert sample.bench_id is not None, "only samples of KernelBench have one"
-    level, number = sample.bench_id
-    return f"level_{level}_problem_{number}_sample_{sample.number}_kernel.py"
 
 
 def eval_results(outcomes: Iterable[Outcome]) -> EvalResults:

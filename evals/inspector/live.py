@@ -20,9 +20,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from kernelwright.agent.log.events import RunLogError
-from kernelwright.evals.inspector.export import page
-from kernelwright.evals.inspector.model import RunModel
-from kernelwright.evals.scores.score_log import last_judgement, log_of
+from kernelwright.evals.inspector.pages import RunModel, page
+from kernelwright.evals.verdict_store import last_judgement, log_of
 
 HOSTS = ("127.0.0.1", "localhost")
 POLL_S = 0.5

@@ -10,7 +10,7 @@ from bench import others
 from bench.others.page import page
 from bench.others.records import Row, add_rows, outcome_of, read_rows
 from bench.others.sources import read
-from kernelwright.evals.figures import measured
+from kernelwright.evals.metrics import measured
 from kernelwright.sandbox.verdict.errors import SandboxError
 from tests.support.runs import evidence, failed, passed
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kernelwright.cli import app
-from kernelwright.evals.runs.facts import run_facts
+from kernelwright.evals.verdict_store import run_facts
 from kernelwright.sandbox.verdict.report import report
 from tests.contract.outputs import RECORDS
 from tests.support.runs import ended, failed, passed, scored

@@ -69,7 +69,7 @@ def choices() -> Surface:
     from kernelwright.agent.log.config import SearchConfig
     from kernelwright.agent.providers.provider import Api, providers
     from kernelwright.agent.strategies import SHIPPED
-    from kernelwright.evals.runs.running import SUITES
+    from kernelwright.evals.runs import SUITES
     from kernelwright.problems.loading import DTYPES
     from kernelwright.prompts import SECTION_NAMES
     from kernelwright.prompts.targets import TARGETS

@@ -4,7 +4,7 @@ import tomllib
 import pytest
 
 from bench.results.records import Searched, read_lines
-from kernelwright.evals.scores.judgements import Judgements
+from kernelwright.evals.verdict_store import Judgements
 from kernelwright.sandbox.verdict.judge_version import judged_by
 from tests.contract import outputs, recorded
 from tests.support.service import listening

@@ -8,10 +8,10 @@ from kernelwright.agent.log.best import best_folder, write_best
 from kernelwright.agent.log.events import Confirmed
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.steering.budget import Prices, spent
-from kernelwright.evals.formats import folders as kept
+from kernelwright.evals.formats import samples as kept
 from kernelwright.evals.formats.samples import run_outcomes
 from kernelwright.evals.report import summary_rows
-from kernelwright.evals.runs.facts import run_facts
+from kernelwright.evals.verdict_store import run_facts
 from tests.support.runs import failed, passed, writing
 from tests.support.second_verdicts import ATTEMPT, LUCKY, REFUSED, SPEEDUP, Told, write_run
 

@@ -6,10 +6,10 @@ from rich.console import Console
 from kernelwright.agent.log.events import Resumed, Stopped
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.evals.inspector.export import picture
-from kernelwright.evals.inspector.model import RunModel
+from kernelwright.evals.inspector.pages import RunModel
+from kernelwright.evals.plots import picture
 from kernelwright.evals.report import Progress, line_of, summary_rows, summary_table
-from kernelwright.evals.runs.running import LeftOut
+from kernelwright.evals.runs import LeftOut
 from tests.support.search import PROBLEM, SETTING
 from tests.support.second_verdicts import shown
 
@@ -49,7 +49,7 @@ def test_the_inspector_and_the_picture_say_why_and_what_was_left_out(log):
     index = RunModel(log).index()
     assert (index["problems"][0]["stopped"], index["problems"][0]["fault"]) == (TOLD, "broken")
     assert index["run"]["left_out"] == [LEFT_OUT.model_dump()]
-    assert "not judged" in picture(RunModel(log))
+    assert "not judged" in picture(log.header, RunModel(log).views)
 
 
 def test_a_search_that_goes_on_is_not_at_fault(log):

@@ -1,6 +1,6 @@
 import pytest
 
-from kernelwright.evals.runs.running import suite
+from kernelwright.evals.runs import suite
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.problems.formats import read_collection, select
 from kernelwright.problems.texts.arithmetic import NotArithmetic, evaluate

@@ -10,8 +10,7 @@ from kernelwright.agent.log.events import Asked, CandidateExtracted, JudgedAttem
 from kernelwright.agent.log.records import Ask, FoundCandidate, PromptOutline, Reply, Usage
 from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.evals.scores.judgements import Judgement, Judgements
-from kernelwright.evals.scores.scoring import source_digest
+from kernelwright.evals.verdict_store import Judgement, Judgements, source_digest
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
 from kernelwright.prompts.prompt import Section

@@ -20,8 +20,8 @@ from kernelwright.commands.options.terminal import (
 )
 
 if TYPE_CHECKING:
-    from kernelwright.evals.scores.batch_tables import BatchProgress
-    from kernelwright.evals.scores.scoring import CandidateFile, Collected, Shard
+    from kernelwright.evals.report import BatchProgress
+    from kernelwright.evals.score import CandidateFile, Collected, Shard
 
 
 def score(
@@ -65,9 +65,9 @@ def score(
     """
     from rich.console import Console
 
-    from kernelwright.evals.scores.batch_tables import BatchProgress
-    from kernelwright.evals.scores.judgements import Judgements
-    from kernelwright.evals.scores.scoring import DATABASE, Batch, Scored, collect_candidates, collect_problems
+    from kernelwright.evals.report import BatchProgress
+    from kernelwright.evals.score import Batch, Scored, collect_candidates, collect_problems
+    from kernelwright.evals.verdict_store import DATABASE, Judgements
     from kernelwright.sandbox.pool import executor_for
 
     options.check_together(device, devices, executor)
@@ -132,7 +132,7 @@ def place_of(files: "list[CandidateFile]", size: str | None, asked: str | None, 
 
 
 def _examples(files: "list[CandidateFile]") -> dict[str, str]:
-    from kernelwright.evals.scores.scoring import read_source
+    from kernelwright.evals.score import read_source
     from kernelwright.sandbox.authenticity.languages import candidate_of
 
     examples: dict[str, str] = {}
@@ -144,7 +144,7 @@ def _examples(files: "list[CandidateFile]") -> dict[str, str]:
 
 def shard_of(text: str | None) -> "Shard | None":
     """`2/8` as a `Shard`; `UserMistake` for anything else."""
-    from kernelwright.evals.scores.scoring import Shard
+    from kernelwright.evals.score import Shard
 
     if text is None:
         return None
@@ -176,7 +176,7 @@ def _tell_unread(collected: "Collected", files: "list[CandidateFile]") -> None:
 def _tell(progress: "BatchProgress", collected: "Collected", out: Path) -> None:
     from rich.text import Text
 
-    from kernelwright.evals.scores.batch_tables import batch_table, unjudged_lines
+    from kernelwright.evals.report import batch_table, unjudged_lines
 
     console = table_console()
     console.print(batch_table(progress.done, collected.problems))

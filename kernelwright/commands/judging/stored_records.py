@@ -11,10 +11,7 @@ from pydantic import TypeAdapter
 
 from kernelwright.agent.log.view import fold
 from kernelwright.commands.options.terminal import UserMistake, read_text
-from kernelwright.evals.runs.facts import run_facts
-from kernelwright.evals.scores.judgements import rows_of
-from kernelwright.evals.scores.score_log import is_score, log_of
-from kernelwright.evals.scores.scoring import DATABASE
+from kernelwright.evals.verdict_store import DATABASE, is_score, log_of, rows_of, run_facts
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Verdict
 

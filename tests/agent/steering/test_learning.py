@@ -8,7 +8,7 @@ import pytest
 from kernelwright.agent.steering.advice import IdeaStatistics, tally
 from kernelwright.agent.steering.budget import Prices, choose_model, stalls
 from kernelwright.agent.strategies.moves import untried
-from kernelwright.evals.runs.prompting import default_size
+from kernelwright.evals.runs import default_size
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.prompts import Traits, applicable, idea_bank, traits_of
 from kernelwright.prompts.targets import TARGETS

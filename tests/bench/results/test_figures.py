@@ -25,9 +25,9 @@ from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.events import Confirmed, Stopped
 from kernelwright.agent.log.run_log import RunLog, Setting
 from kernelwright.agent.providers.provider import ProviderOptions
-from kernelwright.evals.figures import measured
-from kernelwright.evals.runs.running import Plan
-from kernelwright.evals.scores.judgements import Judgement
+from kernelwright.evals.metrics import measured
+from kernelwright.evals.runs import Plan
+from kernelwright.evals.verdict_store import Judgement
 from kernelwright.problems import ProblemError
 from kernelwright.problems.record.problem import Origin
 from kernelwright.sandbox.pool.protocol import Conditions

@@ -15,9 +15,9 @@ from bench.results.index import indexed, read_index, records_in
 from bench.results.records import read_lines
 from kernelwright.agent.engine.scheduling import views_of
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.evals.figures import measured
+from kernelwright.evals.metrics import measured
 from kernelwright.evals.report import summary_rows
-from kernelwright.evals.scores.judgements import Judgement
+from kernelwright.evals.verdict_store import Judgement
 from tests.bench.results.walk import ROOT, Walk
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.evals.scores.judgements import Judgements
-from kernelwright.evals.scores.scoring import Batch, CandidateFile, Collected, UnjudgedSource, interleaved
+from kernelwright.evals.score import Batch, CandidateFile, Collected, UnjudgedSource, interleaved
+from kernelwright.evals.verdict_store import Judgements
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.protocol import Answer, Conditions, ExecutorError
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION

@@ -11,8 +11,8 @@ import pytest
 from bench.simulated.executor import VERDICT
 from kernelwright import Judging
 from kernelwright.agent.engine.scheduling import ExecutorEvaluator
-from kernelwright.evals.scores.judgements import Judgements
-from kernelwright.evals.scores.scoring import Batch, CandidateFile, Collected
+from kernelwright.evals.score import Batch, CandidateFile, Collected
+from kernelwright.evals.verdict_store import Judgements
 from kernelwright.sandbox.machine.timing_locks import processor_path
 from kernelwright.sandbox.pool import local
 from kernelwright.sandbox.pool.devices import WorkerOptions
