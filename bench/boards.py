@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.comparison import Comparison, in_turn
 from kernelwright.evals.leaderboard import boards
-from kernelwright.evals.verdict_store import all_facts
+from kernelwright.evals.verdict_store import summaries
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from tests.support.runs import made_run
 
@@ -32,6 +32,6 @@ def run() -> Comparison:
 
 
 def _board(place: str) -> None:
-    (board,) = boards(all_facts([Path(place)]), str(JUDGE_VERSION))
+    (board,) = boards(summaries([Path(place)]), str(JUDGE_VERSION))
     attempts = sum(cell.attempts for row in board.rows for cell in row.cells)
     assert attempts == RUNS * PROBLEMS * ATTEMPTS, attempts

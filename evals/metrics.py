@@ -1,12 +1,12 @@
-"""A verdict in the few numbers that tables need, and what is reported of many, with definition and source. Pure.
+"""The summary of a verdict, and metrics over many of them, each with its definition and source. Pure.
 
-A `Result` is one sample: a problem and what came of one candidate, or of the best of several. None stands for "not
-correct", never 0, and every rate has the failures in its denominator. `docs/metrics.md` says the same in prose.
+None stands for "not correct", never 0, and every rate has the failures in its denominator. `docs/metrics.md` says the
+same in prose.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,18 +25,20 @@ RESAMPLES, FEW = 2000, 20
 
 
 class Result(Record):
+    """One sample of a metric: a problem, and the outcome of one candidate or of the best of several."""
+
     problem: str
     family: str
     level: str | None = None
-    """Such as `level1` of KernelBench; None where the problems know no levels."""
+    """Such as `level1` of KernelBench; None where the problems have no levels."""
     compiled: bool
-    """Whether the candidate came through scan and build. A reply without a candidate did not."""
+    """Whether the candidate passed scan and build. A reply without a candidate did not."""
     speedup: float | None
     """Baseline's time over the candidate's; None where the candidate is not correct, or there is none."""
 
 
 class Estimate(Record):
-    """A number with its 95 % interval, and how many samples stand behind it."""
+    """A number with its 95 % interval and its number of samples."""
 
     value: float
     low: float | None
@@ -75,21 +77,13 @@ def fast_curve(results: Sequence[Result], thresholds: Sequence[float] = THRESHOL
     return {p: fast_p(results, p) for p in thresholds}
 
 
-def grouped(results: Iterable[Result], key: Callable[[Result], str | None]) -> dict[str | None, list[Result]]:
-    """The results by problem, family or level, in the order in which the groups first come."""
-    groups: dict[str | None, list[Result]] = {}
-    for result in results:
-        groups.setdefault(key(result), []).append(result)
-    return groups
-
-
 def geometric_mean(ratios: Sequence[float]) -> Estimate:
     """exp of the mean logarithm, with a 95 % interval over the samples.
 
     The interval is Student's t on the logarithms below `FEW` samples, where a bootstrap is too narrow; from there a
     percentile bootstrap (Efron 1979). The generator's seed is fixed, so it can be computed again. The mean does not
-    depend on which side is the numerator (Fleming and Wallace 1986). State what was done with failures: among correct
-    results only, it rises when hard problems are left out. Raises `ValueError` unless all ratios are positive.
+    depend on which side is the numerator (Fleming and Wallace 1986). Among correct results only, it rises when hard
+    problems are left out. Raises `ValueError` unless all ratios are positive.
     """
     if not ratios or min(ratios) <= 0:
         raise ValueError(f"a geometric mean needs one or more positive ratios, got {list(ratios)[:5]}")
@@ -109,17 +103,17 @@ def geometric_mean(ratios: Sequence[float]) -> Estimate:
 def credited(low: float | None) -> float:
     """What a ranking credits for one problem: the lower end of the speedup's interval, and 1 where there is no gain.
 
-    Who gets no correct kernel, or a slower one, goes on with PyTorch; so nothing counts below 1, and a failure neither
-    drops out of the mean nor drags it to zero.
+    Without a faster kernel PyTorch remains in use. So nothing counts below 1, and a failure neither drops out of the
+    mean nor drags it to zero.
     """
     return 1.0 if low is None else max(1.0, low)
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """The chance that one of k samples, drawn without return from `samples` with `correct` right ones, is right.
+    """The chance that at least one of k samples is correct, drawn without replacement from `samples`.
 
-    The unbiased estimator of Chen et al., Codex (2021): 1 - C(n - c, k) / C(n, k), as a product for the sake of its
-    numbers. Raises `ValueError` unless 0 <= correct <= samples and 1 <= k <= samples.
+    The unbiased estimator of Chen et al., Codex (2021): 1 - C(n - c, k) / C(n, k), as a product, which cannot
+    overflow. Raises `ValueError` unless 0 <= correct <= samples and 1 <= k <= samples.
     """
     if not 0 <= correct <= samples or not 1 <= k <= samples:
         raise ValueError(
@@ -131,10 +125,10 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def roofline_fraction(candidate_ms: float, floor_ms: float) -> float:
-    """The floor over the time: 1 is as fast as the device's peaks allow (Williams et al., Roofline, 2009).
+    """The share of the roofline: 1 is as fast as the device's peaks allow (Williams et al., Roofline, 2009).
 
-    `floor_ms` is what the problem's bytes and the reference's operations would take at the device's measured peaks.
-    Above 1 it did with fewer operations than the reference, or measurement and floor contradict one another.
+    `floor_ms` is the time of the problem's bytes and the reference's operations at the device's measured peaks. Above
+    1 the candidate needed fewer operations than the reference, or measurement and roofline contradict each other.
     """
     if candidate_ms <= 0 or floor_ms <= 0:
         raise ValueError(f"times must be positive, got {candidate_ms=} and {floor_ms=}")
@@ -142,11 +136,11 @@ def roofline_fraction(candidate_ms: float, floor_ms: float) -> float:
 
 
 def speed_of_light_score(candidate_ms: float, baseline_ms: float, floor_ms: float) -> float:
-    """How much of the way from baseline to floor is gone: 1/2 at the baseline, 1 at the floor, towards 0 when slower.
+    """1/2 at the baseline, 1 at the roofline, towards 0 when slower.
 
-    NVIDIA, SOL-ExecBench (2026): S = 1 / (1 + (T_k - T_SOL) / (T_b - T_SOL)). A floor counts the operations of the
-    reference's algorithm, and a better algorithm may honestly be below it: 1 as well. Raises `ValueError` where the
-    baseline is not above the floor: then there is no way to go, and no score.
+    NVIDIA, SOL-ExecBench (2026): S = 1 / (1 + (T_k - T_SOL) / (T_b - T_SOL)). The roofline counts the operations of
+    the reference's algorithm; a better algorithm may be below it, and scores 1 too. Raises `ValueError` where the
+    baseline is not above the roofline.
     """
     if not 0 < floor_ms < baseline_ms or candidate_ms <= 0:
         raise ValueError(
@@ -156,7 +150,7 @@ def speed_of_light_score(candidate_ms: float, baseline_ms: float, floor_ms: floa
 
 
 def total_cost(costs_usd: Sequence[float | None]) -> float | None:
-    """The sum; None where one is not known, since a sum of the others would look like the whole."""
+    """The sum; None where one is not known, since a sum of the others would look complete."""
     known = [cost for cost in costs_usd if cost is not None]
     return math.fsum(known) if len(known) == len(costs_usd) else None
 
@@ -182,11 +176,9 @@ def _share(marks: Iterable[bool]) -> float:
 
 
 BASELINES = {"eager": EAGER, "shipped": AS_SHIPPED, "compile": COMPILED}
-"""What tables show beside the fastest of all, by the short name that metrics ask for them by."""
+"""By their short names, the baselines that tables show besides the fastest of all."""
 BUILT = frozenset({"load", "run", "check", "time"})
-"""A failure at one of these stages came through scan and build."""
-
-
+"""Stages that a candidate reaches after scan and build."""
 OWN_KERNEL = frozenset({"custom", "mixed"})
 """Labels of authenticity of a candidate that computes with kernels of its own."""
 COPY = "copy of the reference"
@@ -198,8 +190,8 @@ def kernel_label(verdict: Verdict, source: str, problem: Problem) -> str:
     return COPY if label not in OWN_KERNEL and is_copy(source, problem.source) else label
 
 
-class Measured(Record):
-    """What a verdict says, flat. None where it does not apply."""
+class VerdictSummary(Record):
+    """A verdict in flat form, stored beside it; all tables are made from these. None where a field does not apply."""
 
     outcome: str
     stage: str | None
@@ -222,18 +214,17 @@ class Measured(Record):
     usual: dict[str, float | None] = Field(default_factory=dict)
     """Against those of `BASELINES`, by their short names; None where one was not measured, empty unless it passed."""
     floor_ms: float | None
-    """What the device could do with the reference's own algorithm."""
+    """The least time on this device with the reference's own algorithm."""
     impossible_below_ms: float | None = None
-    """What it could do with any algorithm."""
+    """The least time on this device with any algorithm."""
     authenticity: str
     weak: tuple[str, ...] | None
-    """Why the problem is weak; empty where it is not; None where nobody looked."""
+    """Why the problem is degenerate; empty where it is not, None where it was not examined."""
     weights: str | None = None
     """`copied` or `seeded`, as in the evidence."""
     without: tuple[str, ...] = ()
-    """Defences of the judge that were off."""
+    """Disabled checks of the judge."""
     effort: JudgingEffort = "rank"
-    """With how much effort it was judged."""
     accuracy: Accuracy = "ieee"
     """The errors that it was allowed."""
 
@@ -265,29 +256,24 @@ class Measured(Record):
         return self.speedup if baseline == "best" else self.usual.get(baseline)
 
     def counting(self, baseline: str = "best") -> float | None:
+        """The speedup as metrics count it; None unless it passed."""
         speedup = self.against(baseline) if self.passed else None
         return None if speedup is None else counted_speedup(speedup, self.comparison)
-
-    def result(self, problem: str, family: str, level: str | None, baseline: str = "best") -> Result:
-        speedup = self.counting(baseline)
-        return Result(problem=problem, family=family, level=level, compiled=self.compiled, speedup=speedup)
 
 
 AS_REPORTED = (
     "outcome", "stage", "speedup", "comparison", "timing_clock", "speedup_any", "less_accurate", "candidate_ms",
     "baselines_ms", "floor_ms",
 )  # fmt: skip
-"""Fields of `Measured` that the judge's report has under the same names."""
+"""Fields of `VerdictSummary` that the judge's report has under the same names."""
 
 
-def measured(verdict: Verdict) -> Measured:
-    return _of_report(report(verdict), verdict)
-
-
-def _of_report(found: dict[str, Any], verdict: Verdict) -> Measured:
+def summarize(verdict: Verdict, reported: Mapping[str, Any] | None = None) -> VerdictSummary:
+    """Summarize a verdict; its report is made where it is not given."""
+    found = report(verdict) if reported is None else reported
     measurement = verdict.measurement if isinstance(verdict, Passed) else None
-    status = found["problem_status"]
-    return Measured(
+    status = verdict.evidence.problem_status
+    return VerdictSummary(
         **{name: found[name] for name in AS_REPORTED},
         low=found["speedup_low"],
         high=found["speedup_high"],
@@ -295,23 +281,23 @@ def _of_report(found: dict[str, Any], verdict: Verdict) -> Measured:
         launch_bound=bool(found["launch_bound"]),
         speedups=measurement.speedups if measurement else {},
         usual={short: measurement.speedup_against(name) for short, name in BASELINES.items()} if measurement else {},
-        impossible_below_ms=found.get("impossible_below_ms"),
-        authenticity=found["authenticity"]["label"],
-        weak=None if status is None else tuple(status["why"]) if status["status"] == "weak" else (),
-        weights=found.get("weights"),
-        without=tuple(getattr(verdict.evidence, "without", ())),
+        impossible_below_ms=found["impossible_below_ms"],
+        authenticity=verdict.evidence.authenticity.label,
+        weak=None if status is None else tuple(status.why) if status.status == "weak" else (),
+        weights=verdict.evidence.weights,
+        without=tuple(verdict.evidence.without),
         effort=verdict.evidence.effort,
         accuracy=verdict.evidence.accuracy,
     )
 
 
-def separate_baselines(verdicts: Sequence[Measured]) -> list[str]:
-    """The short names of the usual baselines that tell more than the fastest of all: none where there was but one.
+def separate_baselines(summaries: Sequence[VerdictSummary]) -> list[str]:
+    """The short names of the usual baselines that say more than the fastest of all: none where there was only one.
 
-    Eager as shipped is one of them only where it was measured apart from strict eager.
+    Eager at default precision is one of them only where it was measured separately from strict eager.
     """
-    names = {name for one in verdicts for name in one.speedups}
+    names = {name for one in summaries for name in one.speedups}
     if len(names) < 2:
         return []
-    known = {short for one in verdicts for short, ratio in one.usual.items() if ratio is not None}
+    known = {short for one in summaries for short, ratio in one.usual.items() if ratio is not None}
     return [short for short in BASELINES if short in known and (short != "shipped" or AS_SHIPPED in names)]

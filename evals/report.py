@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -295,7 +296,13 @@ def scored_words(scored: Scored) -> str:
 def results_of(done: Sequence[Scored], problems: Mapping[str, Problem], baseline: str) -> list[Result]:
     """The samples of a batch against the fastest of all baselines (`best`), or against one of `BASELINES`."""
     return [
-        one.measured.result(one.file.problem, problems[one.file.problem].family, level_of(one.file.problem), baseline)
+        Result(
+            problem=one.file.problem,
+            family=problems[one.file.problem].family,
+            level=level_of(one.file.problem),
+            compiled=one.measured.compiled,
+            speedup=one.measured.counting(baseline),
+        )
         for one in done
         if one.measured is not None
     ]
@@ -314,11 +321,11 @@ def batch_table(done: Sequence[Scored], problems: Mapping[str, Problem]) -> Tabl
     table.add_row("all", *_cells(results))
     for baseline in separate_baselines([one.measured for one in done if one.measured]):
         table.add_row(f"against {BASELINES[baseline]}", *_cells(results_of(done, problems, baseline)))
-    for key in ("level", "family"):
-        groups = metrics.grouped(results, lambda result, key=key: getattr(result, key))  # type: ignore[misc]
-        if len(groups) > 1:
-            for name, group in sorted(groups.items(), key=lambda item: str(item[0])):
-                table.add_row(str(name), *_cells(group))
+    for group_of in (attrgetter("level"), attrgetter("family")):
+        names = {group_of(one) for one in results}
+        if len(names) > 1:
+            for name in sorted(names, key=str):
+                table.add_row(str(name), *_cells([one for one in results if group_of(one) == name]))
     return table
 
 

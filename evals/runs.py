@@ -23,7 +23,7 @@ from kernelwright.agent.providers.kinds.recorded import read_story, recorded_tar
 from kernelwright.agent.providers.kinds.simulated import SimulatedEvaluator
 from kernelwright.agent.providers.provider import ProviderOptions, check_provider, providing
 from kernelwright.agent.strategies import load_strategy
-from kernelwright.evals.verdict_store import run_facts
+from kernelwright.evals.verdict_store import run_summary
 from kernelwright.evals.version import commit, own_version
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
 from kernelwright.problems.formats import collections
@@ -206,7 +206,7 @@ class Running:
                 write_best(self.log, problem.name)
 
             await Scheduler(self.log, self.plan.search, parts_for, ended).search(self.problems)
-            run_facts(self.log.folder)  # keeps what a leaderboard will ask, so that it need not be derived then
+            run_summary(self.log.folder)  # keeps what a leaderboard will ask, so that it need not be derived then
             return views_of(self.log)
 
     def left_out(self) -> list[View]:

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from kernelwright.evals.metrics import Measured
-from kernelwright.evals.verdict_store import Judgement, Judgements, source_digest
+from kernelwright.evals.metrics import VerdictSummary
+from kernelwright.evals.verdict_store import Judgement, VerdictStore, source_digest
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.pool.dispatch import Dispatcher
@@ -157,7 +157,7 @@ class Scored(NamedTuple):
     file: CandidateFile
     report: dict[str, Any]
     """The judge's report; for a file without a verdict only `outcome` (`not_judged`) and `reason`."""
-    measured: Measured | None
+    measured: VerdictSummary | None
     """None for a file without a verdict."""
     cached: bool
     machine_lacks: bool = False
@@ -176,7 +176,7 @@ class UnjudgedSource(NamedTuple):
 class Batch:
     """One pass over candidate files. `on_done` hears of each file once, cached ones first."""
 
-    def __init__(self, store: Judgements, on_done: Callable[[Scored], None]) -> None:
+    def __init__(self, store: VerdictStore, on_done: Callable[[Scored], None]) -> None:
         self.store = store
         self.on_done = on_done
 

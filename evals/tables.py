@@ -17,8 +17,8 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from kernelwright.evals.leaderboard import Board, Cell, Group, Row
-from kernelwright.evals.metrics import BASELINES, Effort, Estimate, Measured
+from kernelwright.evals.leaderboard import Board, Group, LeaderboardCell, Row
+from kernelwright.evals.metrics import BASELINES, Effort, Estimate, VerdictSummary
 from kernelwright.sandbox.machine.logs import escaped
 from kernelwright.sandbox.verdict.report import marks
 
@@ -92,11 +92,11 @@ GROUP_COLUMNS: dict[str, Callable[[Group], str]] = {
 """One line a level or family of an entrant, behind its name."""
 
 
-def _status(cell: Cell) -> str:
+def _status(cell: LeaderboardCell) -> str:
     return cell.status + (f": {cell.why}" if cell.why else "") + (", to be judged again" if cell.stale else "")
 
 
-def _speedup(found: Measured | None) -> str:
+def _speedup(found: VerdictSummary | None) -> str:
     if found is None or found.speedup is None:
         return MISSING
     effort = "" if found.effort == "rank" else f" ({found.effort})"
@@ -104,11 +104,11 @@ def _speedup(found: Measured | None) -> str:
     return f"{found.speedup:.2f} [{found.low:.2f}, {found.high:.2f}]{effort}{said}"
 
 
-def _over(baseline: str) -> Callable[[Cell], str]:
+def _over(baseline: str) -> Callable[[LeaderboardCell], str]:
     return lambda cell: number_text(cell.published.against(baseline) if cell.published else None)
 
 
-CELL_COLUMNS: dict[str, Callable[[Cell], str]] = {
+CELL_COLUMNS: dict[str, Callable[[LeaderboardCell], str]] = {
     "problem": lambda cell: cell.problem,
     "family": lambda cell: cell.family,
     "status": _status,
@@ -143,7 +143,7 @@ def group_texts(row: Row) -> list[list[str]]:
     return [[name, *(text(group) for text in GROUP_COLUMNS.values())] for name, group in groups]
 
 
-def cell_texts(cell: Cell) -> list[str]:
+def cell_texts(cell: LeaderboardCell) -> list[str]:
     return [text(cell) for text in CELL_COLUMNS.values()]
 
 

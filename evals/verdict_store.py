@@ -1,7 +1,9 @@
-"""`Judgements`: verdicts on disk outside of a run, each under the digest of all that it depends on.
+"""Verdicts on disk outside of a run, and what a leaderboard reads of runs and scores alike.
 
-One SQLite file, append-only, shared by processes. A batch of files keeps its verdicts in one, with problems and
-sources; a verified leaderboard its second measurements. Files of several shards or machines are merged by copying rows.
+A `VerdictStore` is one SQLite file, append-only, shared by processes: each verdict under the digest of all that it
+depends on, with its report and summary. `scores.db` in the folder of a score also holds problems and sources,
+`verified.db` in the folder of a run its re-evaluations. `log_of` gives either folder as the log of a run. A run's
+summary is kept next to its log in `derived.json`, which may be deleted.
 """
 
 import hashlib
@@ -12,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self, get_args
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import AwareDatetime, ValidationError
 
@@ -23,7 +25,7 @@ from kernelwright.agent.log.run_log import HEADER, Header, RunLog
 from kernelwright.agent.log.run_log import SCHEMA as LOG_SCHEMA
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.steering.budget import known_sum
-from kernelwright.evals.metrics import BUILT, Effort, Measured, kernel_label, level_of, measured, total_cost
+from kernelwright.evals.metrics import BUILT, Effort, VerdictSummary, kernel_label, level_of, summarize, total_cost
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record, first_fault
 from kernelwright.prompts import Target
@@ -35,6 +37,7 @@ from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import AT_EFFORT
 from kernelwright.sandbox.verdict.verdicts import Failed, Verdict
 
+DATABASE, VERIFIED, DERIVED = "scores.db", "verified.db", "derived.json"
 BUSY_S = 60.0
 RETRY_S = 0.01
 SCHEMA = """
@@ -53,14 +56,16 @@ CREATE TABLE IF NOT EXISTS texts (sha256 TEXT PRIMARY KEY, text TEXT NOT NULL);
 
 
 class JudgementsError(RunLogError):
-    """A file of judgements that cannot be used; the message is one sentence with the remedy."""
+    """A file of verdicts that cannot be used; the message is one sentence with the remedy."""
 
 
 class Judgement(Record):
+    """A verdict with its conditions, as it is stored."""
+
     problem: str
     problem_digest: str
     candidate: str
-    """Where the candidate came from: a file, or an attempt of a run."""
+    """Origin of the candidate: a file, or an attempt of a run."""
     candidate_digest: str
     conditions: Conditions
     time: AwareDatetime
@@ -71,12 +76,11 @@ class Judgement(Record):
         return self.conditions.key(self.problem_digest, self.candidate_digest)
 
 
-class Known(NamedTuple):
-    report: dict[str, Any]
-    measured: Measured
+Known = tuple[dict[str, Any], VerdictSummary]
+"""Report and summary of a verdict."""
 
 
-class Judgements:
+class VerdictStore:
     """The file at `path`, made where it is missing. Use it as a context, and from one thread."""
 
     def __init__(self, path: Path) -> None:
@@ -100,36 +104,37 @@ class Judgements:
         self._connection.close()
 
     def add(self, judgement: Judgement) -> Known:
-        """Commit a judgement, unless one of its key is there; the first of a key stays. What can be said of it."""
-        found = Known(report(judgement.verdict), measured(judgement.verdict))
+        """Commit a judgement; of several with one key the first stays. Return the report and summary of this one."""
+        reported = report(judgement.verdict)
+        summary = summarize(judgement.verdict, reported)
         row = (
             judgement.key,
             judgement.problem_digest,
             judgement.candidate_digest,
             judgement.model_dump_json(),
-            json.dumps(found.report),
-            found.measured.model_dump_json(),
+            json.dumps(reported),
+            summary.model_dump_json(),
         )
         with self._writing():
             self._connection.execute("INSERT OR IGNORE INTO judgements VALUES (?, ?, ?, ?, ?, ?)", row)
-        return found
+        return reported, summary
 
     def keep(self, *texts: str) -> None:
         """Keep texts under their digests: the record of a problem, the source of a candidate."""
-        rows = [(hashlib.sha256(text.encode()).hexdigest(), text) for text in texts]
         with self._writing():
+            rows = ((source_digest(text), text) for text in texts)
             self._connection.executemany("INSERT OR IGNORE INTO texts VALUES (?, ?)", rows)
 
     def known_like(self, problem_digest: str, candidate_digest: str, conditions: Iterable[Conditions]) -> Known | None:
-        """What the file keeps of the latest judgement of a candidate under conditions like one of these."""
+        """Report and summary of the latest judgement of a candidate under conditions like one of these."""
         like = {one.alike for one in conditions}
         query = "SELECT json_extract(record, '$.conditions'), report, measured FROM judgements"
         query += " WHERE problem_digest = ? AND candidate_digest = ? ORDER BY rowid DESC"
         with _sqlite_errors(self.path):
             rows = self._connection.execute(query, (problem_digest, candidate_digest)).fetchall()
-        for under, report_, measured_ in rows:
+        for under, reported, summary in rows:
             if Conditions.model_validate_json(under).alike in like:
-                return Known(json.loads(report_), Measured.model_validate_json(measured_))
+                return json.loads(reported), VerdictSummary.model_validate_json(summary)
         return None
 
     def conditions(self) -> list[Conditions]:
@@ -138,7 +143,7 @@ class Judgements:
             return [Conditions.model_validate_json(row[0]) for row in rows]
 
     def merge(self, others: Iterable[Path]) -> int:
-        """Take over what other files hold and this one does not; how many were new."""
+        """Copy what other files hold and this one does not; return the number of new judgements."""
         added = 0
         for other in others:
             if not other.is_file():
@@ -153,7 +158,7 @@ class Judgements:
 
     @staticmethod
     def read(path: Path) -> list[Judgement]:
-        """All judgements of the file at `path`, which may be one that cannot be written."""
+        """All judgements of a file, which may be one that cannot be written."""
         with _sqlite_errors(path):
             return [Judgement.model_validate_json(row[0]) for row in rows_of(path, "record")]
 
@@ -165,7 +170,7 @@ class Judgements:
 
 
 def _to_wal(connection: sqlite3.Connection) -> None:
-    """Have a file written ahead. Where another process changes the mode SQLite gives up at once: asked again."""
+    """Turn on write-ahead logging. SQLite does not wait for another process that changes the mode, so retry."""
     end = time.monotonic() + BUSY_S
     while True:
         try:
@@ -178,7 +183,7 @@ def _to_wal(connection: sqlite3.Connection) -> None:
 
 
 def rows_of(path: Path, columns: str, table: str = "judgements") -> list[tuple[Any, ...]]:
-    """What a file that may not be written holds; no texts in one of an older release. Raises `JudgementsError`."""
+    """Rows of a file that may be read-only; no texts in one of an older release. Raises `JudgementsError`."""
     with _sqlite_errors(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source:
         if table == "texts" and not source.execute("SELECT 1 FROM sqlite_master WHERE name = 'texts'").fetchone():
             return []
@@ -195,11 +200,8 @@ def _sqlite_errors(path: Path) -> Iterator[None]:
         raise JudgementsError(f"{path} is damaged at {first_fault(error).key!r}; score into another folder") from error
 
 
-DATABASE = "scores.db"
-
-
 def source_digest(source: str) -> str:
-    """The digest of the candidate with that source, without reading its language out of it."""
+    """The digest of the candidate with that source, without detecting its language."""
     return hashlib.sha256(source.encode()).hexdigest()
 
 
@@ -226,18 +228,16 @@ def last_judgement(folder: Path) -> int | None:
     return int(rows_of(folder / DATABASE, "max(rowid)")[0][0] or 0) if is_score(folder) else None
 
 
-def logs_by_device(folder: Path) -> Iterator[RunLog]:
-    """The log of a score for each device that it was judged on. Raises `RunLogError`."""
-    for row in rows_of(folder / DATABASE, "DISTINCT json_extract(record, '$.conditions.device')"):
-        with log_of(folder, row[0]) as log:
-            yield log
-
-
 def log_of(folder: Path, device: str | None = None) -> RunLog:
-    """The log of a run, or of a score: what was judged on one device, or on all. Raises `RunLogError`."""
+    """The log of a run, or of a score: what was judged on one device, or on all. Raises `RunLogError`.
+
+    In the log of a score each source is an attempt, in the order in which it was judged first. Of several judgements
+    that of the current judge version and the most effort counts, the latest of equals. Cost, tokens and prompt are
+    unknown. The log is in memory.
+    """
     if not is_score(folder):
         return RunLog.open(folder)
-    found, texts = Judgements.read(folder / DATABASE), dict(rows_of(folder / DATABASE, "sha256, text", "texts"))
+    found, texts = VerdictStore.read(folder / DATABASE), dict(rows_of(folder / DATABASE, "sha256, text", "texts"))
     chosen: dict[tuple[str, str, str], Judgement] = {}
     names: dict[str, str] = {}
     for one in found:
@@ -298,21 +298,36 @@ def _attempt(one: Judgement, of: dict[str, Any], model: str, source: str) -> lis
     ]
 
 
-DERIVED = "derived.json"
 FORMAT = 7
+"""Of `derived.json`: another one is made again."""
 
 
-class Kernel(Record):
+class JudgedKernel(Record):
+    """A kernel with the summary of one verdict on it, and the place of its record."""
+
     attempt: str
+    """Its attempt in the run; of a re-evaluation also the run."""
     record: str
-    """The event of the run's log, or the key in the file of judgements."""
+    """The event of the run's log, or the key in a `VerdictStore`."""
     candidate_digest: str
     judge_version: Annotated[str | None, JUDGE_FIELD]
     """The judge version of its verdict, in older records a digest of sources. None where the record does not say."""
-    measured: Measured
+    measured: VerdictSummary
+
+    @classmethod
+    def verified(cls, one: Judgement) -> Self:
+        return cls(
+            attempt=one.candidate,
+            record=f"{VERIFIED} {one.key[:12]}",
+            candidate_digest=one.candidate_digest,
+            judge_version=one.conditions.judge_version,
+            measured=summarize(one.verdict),
+        )
 
 
-class ProblemFacts(Record):
+class ProblemSummary(Record):
+    """One problem of a run: its attempts in numbers, and its best kernel."""
+
     problem: str
     digest: str
     family: str
@@ -322,16 +337,18 @@ class ProblemFacts(Record):
     passed: int
     compiled: int
     outcomes: dict[str, int]
-    """How many finished attempts ended in each way: `passed`, a stage, or `no candidate`."""
+    """The number of finished attempts by outcome: `passed`, a stage, or `no candidate`."""
     cost_usd: float | None
     tokens: int | None
-    """Input and output, of all replies; None where one does not tell."""
+    """Input and output, of all replies; None where one does not report them."""
     first_correct: Effort | None
     to_best: Effort | None
-    best: Kernel | None
+    best: JudgedKernel | None
 
 
-class RunFacts(Record):
+class RunSummary(Record):
+    """All that a leaderboard needs of a run, or of a score on one device."""
+
     run: str
     folder: str
     device: str
@@ -339,52 +356,53 @@ class RunFacts(Record):
     strategy: str
     target: str
     judge_version: Annotated[str | None, JUDGE_FIELD]
-    problems: tuple[ProblemFacts, ...]
+    problems: tuple[ProblemSummary, ...]
 
 
-class Derived(Record):
+class _Kept(Record):
     format: int
     judge_version: str
     last_event: int
-    facts: RunFacts
+    facts: RunSummary
 
 
-def run_facts(folder: Path) -> RunFacts:
-    """The facts of the run in `folder`, from what was kept if it still holds. Raises `RunLogError`."""
+def run_summary(folder: Path) -> RunSummary:
+    """The summary of a run, from `derived.json` where it is as new as the log and of this judge version.
+
+    Otherwise it is derived again and kept, unless the folder cannot be written. Raises `RunLogError`.
+    """
     with RunLog.open(folder) as log:
         last = log.last_seq()
-        kept = _kept(folder, last)
-        if kept is not None:
-            return kept.model_copy(update={"folder": str(folder), "run": log.header.run_id})
-        found = _read(log)
-    derived = Derived(format=FORMAT, judge_version=str(JUDGE_VERSION), last_event=last, facts=found)
+        with suppress(OSError, ValidationError):
+            kept = _Kept.model_validate_json((folder / DERIVED).read_bytes())
+            if (kept.format, kept.judge_version, kept.last_event) == (FORMAT, str(JUDGE_VERSION), last):
+                return kept.facts.model_copy(update={"folder": str(folder), "run": log.header.run_id})
+        found = _derived(log)
+    kept = _Kept(format=FORMAT, judge_version=str(JUDGE_VERSION), last_event=last, facts=found)
     with suppress(OSError):
-        write_atomically(folder / DERIVED, derived.model_dump_json())
+        write_atomically(folder / DERIVED, kept.model_dump_json())
     return found
 
 
-def _kept(folder: Path, last: int) -> RunFacts | None:
-    try:
-        derived = Derived.model_validate_json((folder / DERIVED).read_bytes())
-    except (OSError, ValidationError):
-        return None
-    whole = (derived.format, derived.judge_version, derived.last_event) == (FORMAT, str(JUDGE_VERSION), last)
-    return derived.facts if whole else None
+def summaries(folders: Iterable[Path], leave_out: Callable[[RunLogError], None] | None = None) -> Iterator[RunSummary]:
+    """The summaries of all runs and scores in, or right under, the folders; a score has one for each device.
 
-
-def _read(log: RunLog) -> RunFacts:
-    header = log.header
-    search = search_of(header)
-    return RunFacts(
-        run=header.run_id,
-        folder=str(log.folder),
-        device=header.device,
-        model=search["model"],
-        strategy=search["strategy"],
-        target=search["target"],
-        judge_version=judged_by(header.versions),
-        problems=tuple(_problem_facts(log, name) for name in header.problems),
-    )
+    Raises `RunLogError` for a folder with none. Of several under a folder, `leave_out` is called for those that cannot
+    be read; without it that is raised too.
+    """
+    for folder in folders:
+        for each in folders_in(folder):
+            try:
+                if not is_score(each):
+                    yield run_summary(each)
+                    continue
+                for row in rows_of(each / DATABASE, "DISTINCT json_extract(record, '$.conditions.device')"):
+                    with log_of(each, row[0]) as log:
+                        yield _derived(log)
+            except RunLogError as error:
+                if leave_out is None or each == folder:
+                    raise
+                leave_out(error)
 
 
 def search_of(header: Header) -> dict[str, str]:
@@ -394,14 +412,25 @@ def search_of(header: Header) -> dict[str, str]:
     return {name: str(config.get(name, "unknown")) for name in ("model", "strategy", "target")}
 
 
-def _problem_facts(log: RunLog, name: str) -> ProblemFacts:
-    problem, events = log.problem(name), list(log.events(name))
-    view = fold(name, events)
+def _derived(log: RunLog) -> RunSummary:
+    return RunSummary(
+        run=log.header.run_id,
+        folder=str(log.folder),
+        device=log.header.device,
+        **search_of(log.header),
+        judge_version=judged_by(log.header.versions),
+        problems=tuple(_problem_summary(log, name) for name in log.header.problems),
+    )
+
+
+def _problem_summary(log: RunLog, name: str) -> ProblemSummary:
+    problem, found = log.problem(name), list(log.events(name))
+    view = fold(name, found)
     finished = [attempt for attempt in view.attempts if attempt.finished and attempt.counts]
     outcomes = Counter(_outcome(attempt) for attempt in finished)
     first = next((attempt for attempt in finished if attempt.passed), None)
-    replies = [reply.usage for attempt in view.attempts for reply in attempt.replies]
-    return ProblemFacts(
+    usages = [reply.usage for attempt in view.attempts for reply in attempt.replies]
+    return ProblemSummary(
         problem=name,
         digest=problem.digest,
         family=problem.family,
@@ -411,11 +440,11 @@ def _problem_facts(log: RunLog, name: str) -> ProblemFacts:
         passed=outcomes["passed"],
         compiled=sum(count for outcome, count in outcomes.items() if outcome in BUILT or outcome == "passed"),
         outcomes=dict(outcomes),
-        cost_usd=total_cost([usage.cost_usd for usage in replies]),
-        tokens=known_sum(count for usage in replies for count in (usage.input_tokens, usage.output_tokens)),
+        cost_usd=total_cost([usage.cost_usd for usage in usages]),
+        tokens=known_sum(count for usage in usages for count in (usage.input_tokens, usage.output_tokens)),
         first_correct=_effort(view, first),
         to_best=_effort(view, view.best),
-        best=None if view.best is None else _kernel(log, problem, view.best, events),
+        best=None if view.best is None else _best_kernel(log, problem, view.best, found),
     )
 
 
@@ -426,7 +455,7 @@ def _outcome(attempt: Attempt) -> str:
 
 
 def _effort(view: View, until: Attempt | None) -> Effort | None:
-    """Finished attempts up to and with one, and what all replies until then cost, advice included."""
+    """Finished attempts up to and with one, and the cost of all replies until then, advice included."""
     if until is None:
         return None
     before = view.attempts[: until.number]
@@ -434,38 +463,21 @@ def _effort(view: View, until: Attempt | None) -> Effort | None:
     return Effort(attempts=sum(one.finished and one.counts for one in before), cost_usd=total_cost(costs))
 
 
-def _kernel(log: RunLog, problem: Problem, best: Attempt, events: Iterable[Event]) -> Kernel:
+def _best_kernel(log: RunLog, problem: Problem, best: Attempt, found: list[Event]) -> JudgedKernel:
     """The best kernel; its record is the event of the verdict that counts, for a score the key of the judgement.
 
-    A verdict that names no judge version has the run's, unless a later process went on with the run.
+    A verdict that names no judge version has the run's, unless a later process resumed the run.
     """
     assert best.ruling is not None and best.candidate is not None, "only a candidate that passed is ranked"
     kind = "judged" if best.confirmed is None else "confirmed"
-    events = list(events)
-    seqs = [one.seq for one in events if one.kind == kind and getattr(one.body, "attempt", None) == best.number]
-    went_on = any(one.kind == "resumed" and one.seq < seqs[-1] for one in events)
+    seqs = [one.seq for one in found if one.kind == kind and getattr(one.body, "attempt", None) == best.number]
+    resumed = any(one.kind == "resumed" and one.seq < seqs[-1] for one in found)
     label = kernel_label(best.ruling, log.text(best.candidate.digest), problem)
     key = best.reply.provider_request_id if best.reply and best.reply.provider == DATABASE else None
-    return Kernel(
+    return JudgedKernel(
         attempt=str(best.number),
         record=f"{DATABASE} {key[:12]}" if key else f"event {seqs[-1]}",
         candidate_digest=best.candidate.digest,
-        judge_version=judged_by(best.ruling.evidence.versions, None if went_on else judged_by(log.header.versions)),
-        measured=measured(best.ruling).model_copy(update={"authenticity": label}),
+        judge_version=judged_by(best.ruling.evidence.versions, None if resumed else judged_by(log.header.versions)),
+        measured=summarize(best.ruling).model_copy(update={"authenticity": label}),
     )
-
-
-def all_facts(folders: Iterable[Path], leave_out: Callable[[RunLogError], None] | None = None) -> Iterator[RunFacts]:
-    """The facts of every run and score in, or right under, the folders. Raises `RunLogError` for a folder with none.
-
-    A score has those of each device apart. Of several under a folder `leave_out` is told of those that can not be read;
-    without it that is raised too.
-    """
-    for folder in folders:
-        for each in folders_in(folder):
-            try:
-                yield from map(_read, logs_by_device(each)) if is_score(each) else [run_facts(each)]
-            except RunLogError as error:
-                if leave_out is None or each == folder:
-                    raise
-                leave_out(error)

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from bench.results.index import Index, Kept, Turn
 from kernelwright.evals import metrics
-from kernelwright.evals.leaderboard import Board, Cell, Verified, boards
+from kernelwright.evals.leaderboard import Board, LeaderboardCell, boards
 from kernelwright.evals.leaderboard import Row as BoardRow
 from kernelwright.evals.metrics import Estimate, Result
+from kernelwright.evals.verdict_store import JudgedKernel
 
 
 class Standing(NamedTuple):
@@ -22,13 +23,13 @@ class Standing(NamedTuple):
     """Those of which an answer was judged, or none will be."""
 
     @property
-    def ranked(self) -> list[tuple[Kept, Cell]]:
+    def ranked(self) -> list[tuple[Kept, LeaderboardCell]]:
         """Those that count: weak problems are shown and not ranked."""
         weak = set(self.board.weak)
         return [(kept, cell) for kept, cell in self.pairs if cell.problem not in weak]
 
     @property
-    def pairs(self) -> list[tuple[Kept, Cell]]:
+    def pairs(self) -> list[tuple[Kept, LeaderboardCell]]:
         """Every row with its cell, in the order of the index. Until a search ends, what it measured itself counts."""
         cells = {cell.problem_digest: cell for cell in self.row.cells}
         found = [(kept, cells[kept.facts.digest]) for kept in self.kept]
@@ -45,7 +46,7 @@ class Standing(NamedTuple):
         return list(dict.fromkeys(level_of(kept) for kept in self.kept))
 
 
-def _as_measured(cell: Cell) -> Cell:
+def _as_measured(cell: LeaderboardCell) -> LeaderboardCell:
     return cell.model_copy(update={"status": "unverified"}) if cell.status == "provisional" else cell
 
 
@@ -56,18 +57,21 @@ def level_of(kept: Kept) -> str:
 
 def standings(index: Index) -> list[Standing]:
     """One for each dtype, as `kernelwright leaderboard` has it; what a later judge refused is in quarantine."""
-    refused = {
-        (row.facts.digest, row.facts.best.candidate_digest): Verified(
-            row.again.measured, row.again.judge_version, "again"
-        )
-        for row in index.rows
-        if row.facts.best and (again := row.again) and again.refused
-    }
+    refused = {}
+    for row in index.rows:
+        if (best := row.facts.best) and (again := row.again) and again.refused:
+            refused[row.facts.digest, best.candidate_digest] = JudgedKernel(
+                attempt="",
+                record="again",
+                candidate_digest=best.candidate_digest,
+                judge_version=again.judge_version,
+                measured=again.measured,
+            )
     found = []
     begun = [row for row in index.rows if row.is_begun]
     for dtype in dict.fromkeys(row.dtype for row in begun):
         kept = tuple(row for row in begun if row.dtype == dtype)
-        facts = [index.run_facts(row) for row in kept]
+        facts = [index.run_summary(row) for row in kept]
         version = str(facts[0].judge_version)
         (board,) = boards(facts, version, lambda _, problem, kernel: refused.get((problem, kernel)))
         found.append(Standing(dtype, board, board.rows[0], kept))
@@ -106,7 +110,7 @@ class LevelFigures(NamedTuple):
     """Geometric mean of the share that a copy's time is of the kernel's, where it was measured."""
 
 
-def level_figures(pairs: Sequence[tuple[Kept, Cell]], baselines: Sequence[str]) -> LevelFigures:
+def level_figures(pairs: Sequence[tuple[Kept, LeaderboardCell]], baselines: Sequence[str]) -> LevelFigures:
     """Failures stay in the denominator of the shares."""
     results = {name: [cell.result(name) for _, cell in pairs] for name in baselines}
     speedups = [one.speedup for one in results["best"] if one.speedup is not None]
@@ -131,29 +135,29 @@ def level_figures(pairs: Sequence[tuple[Kept, Cell]], baselines: Sequence[str]) 
     )
 
 
-def is_at_the_wall(kept: Kept, cell: Cell) -> bool:
+def is_at_the_wall(kept: Kept, cell: LeaderboardCell) -> bool:
     """Whether the fastest baseline runs at a copy's speed: a property of the problem, whatever was answered."""
     found = cell.published if cell.published is not None and cell.published.passed else kept.reference
     fastest = min((found.baselines_ms or {}).values(), default=None) if found else None
     return fastest is not None and kept.copy_ms is not None and kept.copy_ms >= AT_THE_WALL * fastest
 
 
-def copy_share(kept: Kept, cell: Cell) -> float | None:
+def copy_share(kept: Kept, cell: LeaderboardCell) -> float | None:
     """A copy's time over the kernel's; None where it is not known, or in doubt, or nothing counts."""
     return _share_of_time(cell, kept.copy_ms)
 
 
-def is_faster(cell: Cell) -> bool:
+def is_faster(cell: LeaderboardCell) -> bool:
     """Whether it counts, and the judge calls it faster."""
     return cell.result().speedup is not None and cell.published is not None and cell.published.comparison == "faster"
 
 
-def floor_share(cell: Cell) -> float | None:
+def floor_share(cell: LeaderboardCell) -> float | None:
     """The roofline's time over the kernel's; None where it is not known, or in doubt, or nothing counts."""
     return _share_of_time(cell, cell.published and cell.published.floor_ms)
 
 
-def _share_of_time(cell: Cell, least_ms: float | None) -> float | None:
+def _share_of_time(cell: LeaderboardCell, least_ms: float | None) -> float | None:
     if cell.counted is None or not cell.is_beyond_doubt or not least_ms or not cell.counted.candidate_ms:
         return None
     return metrics.roofline_fraction(cell.counted.candidate_ms, least_ms)

@@ -16,7 +16,7 @@ from kernelwright.agent.log.records import Attempt, ranked, standing_of
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.score import Collected, read_source
-from kernelwright.evals.verdict_store import DATABASE, Judgements, source_digest
+from kernelwright.evals.verdict_store import DATABASE, VerdictStore, source_digest
 from kernelwright.problems import Problem
 from kernelwright.problems.formats.reading import safe_name, write_problem
 from kernelwright.problems.record.base import Record
@@ -146,7 +146,7 @@ def score_outcomes(folder: Path, problems: Collected, candidates: Path) -> tuple
     """The verdicts of a scored batch whose candidate files are still as they were; and why others are left out."""
     outcomes: dict[tuple[str, str], Outcome] = {}
     left: dict[str, None] = {}
-    for judgement in Judgements.read(folder / DATABASE):
+    for judgement in VerdictStore.read(folder / DATABASE):
         problem = problems.problems.get(judgement.problem)
         source = None
         with suppress(OSError):

@@ -22,7 +22,7 @@ from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.evals.metrics import BASELINES, kernel_label, level_of, measured
+from kernelwright.evals.metrics import BASELINES, kernel_label, level_of, summarize
 from kernelwright.evals.plots import picture
 from kernelwright.evals.report import ending_words
 from kernelwright.evals.verdict_store import log_of, search_of
@@ -77,7 +77,7 @@ class RunModel:
         view = self.views[name]
         best = view.best
         verdict = _passed(best) if best else None
-        found = measured(verdict) if verdict else None
+        found = summarize(verdict) if verdict else None
         statuses = [_weak(one.verdict) for one in view.attempts if one.verdict]
         shown = ("title", "family", "size", "digest", "precision", "operators", "direction")
         return {field: getattr(problem, field) for field in shown} | {

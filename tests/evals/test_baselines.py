@@ -16,10 +16,10 @@ from kernelwright.evals.formats.kernelbench import baseline_times
 from kernelwright.evals.formats.samples import row_of, write_kept
 from kernelwright.evals.inspector.pages import RunModel
 from kernelwright.evals.leaderboard import boards
-from kernelwright.evals.metrics import measured, separate_baselines
+from kernelwright.evals.metrics import separate_baselines, summarize
 from kernelwright.evals.report import batch_table, scored_words, summary_rows, summary_table
 from kernelwright.evals.score import CandidateFile, Scored
-from kernelwright.evals.verdict_store import run_facts
+from kernelwright.evals.verdict_store import run_summary
 from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
 from kernelwright.sandbox.verdict.report import others_of, report, timings, verdict_words
 from tests.support.foreign import outcome, tree_problems
@@ -81,7 +81,7 @@ def test_the_rows_of_a_run_have_each_baseline(run):
 
 
 def test_a_board_has_a_column_for_each_baseline(run):
-    (board,) = boards([run_facts(run)], "h1")
+    (board,) = boards([run_summary(run)], "h1")
     (row,) = board.rows
     assert {name: row.fast[name][2.0] for name in row.fast} == {"best": 0, "eager": 0.5, "shipped": 0, "compile": 0}
     cells = dict(zip(tables.ROW_COLUMNS, tables.row_texts(row, board), strict=True))
@@ -89,7 +89,7 @@ def test_a_board_has_a_column_for_each_baseline(run):
 
 
 def test_each_number_of_a_board_is_told_against_each_baseline(run):
-    (board,) = boards([run_facts(run)], "h1")
+    (board,) = boards([run_summary(run)], "h1")
     one, two = (dict(zip(tables.CELL_COLUMNS, tables.cell_texts(cell), strict=True)) for cell in board.rows[0].cells)
     names = ("against", "over eager", "as shipped", "compile")
     assert [one[name] for name in names] == ["torch.compile default", "4.00", "2.00", "1.50"]
@@ -101,7 +101,7 @@ def test_each_number_of_a_board_is_told_against_each_baseline(run):
 
 def scored(*verdicts):
     return [
-        Scored(CandidateFile("one", f"one/{n}.py", Path(f"{n}.py")), report(verdict), measured(verdict), cached=False)
+        Scored(CandidateFile("one", f"one/{n}.py", Path(f"{n}.py")), report(verdict), summarize(verdict), cached=False)
         for n, verdict in enumerate(verdicts)
     ]  # fmt: skip
 
@@ -116,16 +116,16 @@ def test_a_batch_has_a_row_for_each_baseline_that_was_measured_apart_and_its_lin
 
 
 def test_eager_as_shipped_has_a_row_only_where_it_differs_from_eager():
-    compiled = measured(passed(2.0, compiled=1.5))
+    compiled = summarize(passed(2.0, compiled=1.5))
     assert separate_baselines([compiled]) == ["eager", "compile"]
-    assert separate_baselines([measured(SEVERAL)]) == ["eager", "shipped", "compile"]
-    assert separate_baselines([measured(ALONE), measured(failed())]) == []
+    assert separate_baselines([summarize(SEVERAL)]) == ["eager", "shipped", "compile"]
+    assert separate_baselines([summarize(ALONE), summarize(failed())]) == []
 
 
 def test_a_device_that_was_not_asked_says_nothing_of_eager_as_shipped():
     device = DeviceRecord(device="d", architecture="a", driver="1", switches={}, bound_ms={}, device_ms={})
     older = ALONE.model_copy(update={"measurement": ALONE.measurement.model_copy(update={"on_device": device})})
-    assert measured(older).against("shipped") is None and measured(ALONE).against("shipped") == 2.0
+    assert summarize(older).against("shipped") is None and summarize(ALONE).against("shipped") == 2.0
 
 
 def test_the_inspector_has_each_baseline(run):

@@ -2,7 +2,7 @@ import pytest
 
 from kernelwright.evals.leaderboard import boards, with_metrics
 from kernelwright.evals.tables import ROW_COLUMNS, board_tables, row_texts
-from kernelwright.evals.verdict_store import run_facts
+from kernelwright.evals.verdict_store import run_summary
 from tests.support.runs import made_run
 from tests.support.second_verdicts import shown
 
@@ -13,7 +13,7 @@ LONG_MODEL = "organisation/a-model-with-a-very-long-name-70B-instruct-2026"
 @pytest.fixture(scope="module")
 def board(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    runs = [run_facts(made_run(folder / name, model=name)) for name in ("model-a", "b")]
+    runs = [run_summary(made_run(folder / name, model=name)) for name in ("model-a", "b")]
     found = boards([runs[0], runs[1].model_copy(update={"model": LONG_MODEL})], "h1")
     (board,) = with_metrics(found, {"worst of all problems": lambda cells: 0.5})
     return board

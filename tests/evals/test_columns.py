@@ -5,14 +5,14 @@ import pytest
 from kernelwright.evals import tables
 from kernelwright.evals.leaderboard import boards
 from kernelwright.evals.tables import as_html, as_markdown, board_tables
-from kernelwright.evals.verdict_store import run_facts
+from kernelwright.evals.verdict_store import run_summary
 from tests.support.runs import made_run
 from tests.support.second_verdicts import shown
 
 
 @pytest.fixture
 def board(tmp_path):
-    (found,) = boards([run_facts(made_run(tmp_path / "run"))], "h1")
+    (found,) = boards([run_summary(made_run(tmp_path / "run"))], "h1")
     return found
 
 

@@ -15,7 +15,7 @@ from kernelwright.evals.inspector.pages import RunModel
 from kernelwright.evals.leaderboard import boards
 from kernelwright.evals.plots import picture
 from kernelwright.evals.report import Progress, attempt_words, summary_rows, summary_table
-from kernelwright.evals.verdict_store import run_facts
+from kernelwright.evals.verdict_store import run_summary
 from kernelwright.integrations.reward import reward
 from kernelwright.prompts import TargetVersions, render
 from kernelwright.sandbox.verdict.report import DOUBTS, report
@@ -45,7 +45,8 @@ def test_each_table_and_file_marks_it(log, kind, tmp_path):
     live = Progress(("one",))
     live.take_over("one", [*log.events("one")])
     texts = [
-        shown(summary_table([view])), shown(live._table()), attempt_words(view.best, best=True).plain, picture(log.header, model.views),
+        shown(summary_table([view])), shown(live._table()), attempt_words(view.best, best=True).plain,
+        picture(log.header, model.views),
         model.index()["problems"][0]["attempts"][0]["marks"], words(report(view.best.ruling)),
         *filter(None, model.index()["problems"][0]["said"].values()),
     ]  # fmt: skip
@@ -84,7 +85,7 @@ def test_results_of_other_benchmarks_say_it_too(tmp_path, kind):
 @pytest.mark.parametrize("doubt", ["too_noisy", "unconfirmed", "confirmed"])
 def test_reward_and_board_count_a_doubt_alike(tmp_path, doubt, speedup):
     verdict = doubted(speedup, doubt)
-    board = boards([run_facts(ended(tmp_path / "run", verdict))], "h1")[0].rows[0]
+    board = boards([run_summary(ended(tmp_path / "run", verdict))], "h1")[0].rows[0]
     is_sure = doubt == "confirmed" or (speedup < 1 and doubt == "unconfirmed")
     counts = speedup if is_sure else min(1.0, speedup)
     low = report(verdict)["speedup_low"]

@@ -8,10 +8,10 @@ import pytest
 from kernelwright.agent.log.events import Resumed
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals import tables
-from kernelwright.evals.leaderboard import Verified, boards
-from kernelwright.evals.metrics import measured
+from kernelwright.evals.leaderboard import boards
+from kernelwright.evals.metrics import summarize
 from kernelwright.evals.tables import CELL_COLUMNS, ROW_COLUMNS, cell_texts, unranked
-from kernelwright.evals.verdict_store import run_facts
+from kernelwright.evals.verdict_store import JudgedKernel, run_summary
 from tests.support.runs import Writer, doubted, failed, passed, problem, setting, writing
 
 JUDGE = "h1"
@@ -27,7 +27,7 @@ def run_of(folder, model, speedups, device="Example CPU", judge_version=JUDGE, *
             verdict = passed(speedup, spread=0.0, **facts) if isinstance(speedup, float) else speedup
             writer.attempt(failed() if speedup is None else verdict)
             writer.stop()
-    return run_facts(folder / model)
+    return run_summary(folder / model)
 
 
 def only_board(*runs, judge_version=JUDGE, **more):
@@ -43,7 +43,7 @@ def test_the_score_is_the_geometric_mean_of_lower_bounds_with_1_for_what_is_no_w
 
 def test_rows_are_ranked_by_score_and_a_wide_interval_scores_below_a_narrow_one(tmp_path):
     noisy = passed(2.0, random.Random(1), spread=0.5)
-    steady = passed(measured(noisy).speedup * 0.98, spread=0.0)
+    steady = passed(summarize(noisy).speedup * 0.98, spread=0.0)
     runs = [run_of(tmp_path, "noisy", [noisy]), run_of(tmp_path, "steady", [steady]), run_of(tmp_path, "fast", [9.0])]
     rows = only_board(*runs).rows
     assert [(row.rank, row.model) for row in rows] == [(1, "fast"), (2, "steady"), (3, "noisy")]
@@ -117,7 +117,7 @@ def test_a_verdict_that_names_none_after_others_went_on_with_the_run_is_of_no_kn
     with writing(tmp_path / "a", chosen=setting(judge_version=JUDGE)) as writer:
         writer.put(Resumed(problem="one"))
         writer.attempt(passed(2.0))
-    assert only_board(run_facts(tmp_path / "a")).rows[0].stale == 1
+    assert only_board(run_summary(tmp_path / "a")).rows[0].stale == 1
 
 
 def test_each_cell_names_run_attempt_and_record(tmp_path):
@@ -131,7 +131,12 @@ def test_each_cell_names_run_attempt_and_record(tmp_path):
 
 
 def again(verdict, judge_version=JUDGE):
-    return lambda folder, problem, candidate: Verified(measured(verdict), judge_version, "verified.db 1")
+    return lambda folder, problem, candidate: kernel_of(summarize(verdict), judge_version)
+
+
+def kernel_of(summary, judge_version=JUDGE):
+    about = {"attempt": "a attempt 1", "record": "verified.db 1", "candidate_digest": "0" * 64}
+    return JudgedKernel(**about, judge_version=judge_version, measured=summary)
 
 
 def test_a_verified_number_is_published_in_place_of_the_claimed_one(tmp_path):
@@ -149,8 +154,8 @@ def test_a_kernel_that_fails_when_judged_again_is_in_quarantine_and_not_credited
 
 def with_floor(**limits):
     """A verification whose candidate takes about 1 ms."""
-    found = measured(passed(3.0)).model_copy(update=limits)
-    return lambda folder, problem, candidate: Verified(found, JUDGE, "r")
+    found = summarize(passed(3.0)).model_copy(update=limits)
+    return lambda folder, problem, candidate: kernel_of(found)
 
 
 def test_only_a_time_that_no_algorithm_could_take_is_in_quarantine(tmp_path):

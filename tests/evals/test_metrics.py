@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelwright.evals import metrics
-from kernelwright.evals.metrics import Result, measured
+from kernelwright.evals.metrics import Result, summarize
 from tests.support.runs import failed, passed
 
 RATIOS = st.floats(0.01, 100)
@@ -54,12 +54,6 @@ def test_fast_p_never_rises_with_p_and_starts_at_the_correct_rate(speedups):
 @given(st.lists(SPEEDUPS, min_size=1), st.floats(0, 5))
 def test_one_more_failure_never_raises_fast_p(speedups, p):
     assert metrics.fast_p(results_of(*speedups, None), p) <= metrics.fast_p(results_of(*speedups), p)
-
-
-@given(st.lists(SPEEDUPS, min_size=1))
-def test_groups_hold_each_result_once(speedups):
-    groups = metrics.grouped(results_of(*speedups), lambda result: result.family)
-    assert sum(map(len, groups.values())) == len(speedups)
 
 
 def test_the_geometric_mean_of_2_and_8_is_4():
@@ -133,7 +127,7 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_one(case):
     ids=["passed", "check", "load", "build"],
 )
 def test_what_came_through_scan_and_build_counts_as_compiled(verdict, built):
-    assert measured(verdict).compiled == built
+    assert summarize(verdict).compiled == built
 
 
 def test_pass_at_more_samples_than_there_are_is_refused():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelwright.evals.score import CandidateFile, Shard
-from kernelwright.evals.verdict_store import Judgements, JudgementsError
+from kernelwright.evals.verdict_store import JudgementsError, VerdictStore
 from kernelwright.sandbox.pool.protocol import Conditions
 from tests.support.runs import failed, judgement, passed
 
@@ -21,14 +21,14 @@ def test_each_file_is_in_exactly_one_shard(parts):
 
 @pytest.fixture
 def store(tmp_path):
-    with Judgements(tmp_path / "scores.db") as store:
+    with VerdictStore(tmp_path / "scores.db") as store:
         yield store
 
 
 def test_what_is_kept_of_a_verdict_is_what_the_judge_reported(store):
     one = judgement("a", passed(1.5))
     assert store.add(one) == store.known_like(one.problem_digest, one.candidate_digest, [one.conditions])
-    assert store.add(one).report["speedup"] == one.verdict.measurement.speedup
+    assert store.add(one)[0]["speedup"] == one.verdict.measurement.speedup
 
 
 def test_the_first_judgement_of_a_key_stays(store):
@@ -48,7 +48,7 @@ def test_other_conditions_make_another_key(change):
 
 
 def test_stores_are_merged_without_doubles(store, tmp_path):
-    with Judgements(tmp_path / "other.db") as other:
+    with VerdictStore(tmp_path / "other.db") as other:
         for name in ("a", "b"):
             other.add(judgement(name, failed()))
     store.add(judgement("a", failed()))
@@ -59,7 +59,7 @@ def test_stores_are_merged_without_doubles(store, tmp_path):
 def test_a_file_that_is_no_store_is_told(tmp_path):
     (tmp_path / "scores.db").write_text("no database at all, but some text that is long enough")
     with pytest.raises(JudgementsError, match="cannot use"):
-        Judgements(tmp_path / "scores.db")
+        VerdictStore(tmp_path / "scores.db")
 
 
 def test_conditions_of_an_older_release_are_read_with_the_digest_that_they_have():

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.evals.leaderboard import VERIFIED, Verifier, boards
-from kernelwright.evals.verdict_store import run_facts
+from kernelwright.evals.leaderboard import Verifier, boards
+from kernelwright.evals.verdict_store import VERIFIED, run_summary
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.machine.identity import processor_name
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
@@ -20,7 +20,7 @@ def run_with(folder, model, source, speedup):
     with writing(folder / model, of=wanted, chosen=setting(device=processor_name(), model=model)) as writer:
         writer.attempt(passed(speedup, spread=0.0), source=source)
         writer.stop()
-    return run_facts(folder / model)
+    return run_summary(folder / model)
 
 
 @pytest.fixture(scope="module")
@@ -55,4 +55,4 @@ def test_a_verification_is_kept_and_used_by_the_next_leaderboard(verified):
 
 def test_the_log_of_the_run_is_left_as_it_was(verified):
     _, runs, _, _ = verified
-    assert [run_facts(Path(run.folder)).problems for run in runs] == [run.problems for run in runs]
+    assert [run_summary(Path(run.folder)).problems for run in runs] == [run.problems for run in runs]

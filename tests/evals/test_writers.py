@@ -12,7 +12,7 @@ import pytest
 
 from kernelwright.agent.log.events import ProviderFailed
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.evals.verdict_store import Judgements, run_facts
+from kernelwright.evals.verdict_store import VerdictStore, run_summary
 from tests.support.runs import writing
 
 pytestmark = pytest.mark.slow
@@ -37,11 +37,11 @@ sys.path.insert(0, sys.argv[1])
 from datetime import UTC, datetime
 from pathlib import Path
 from kernelwright.sandbox.pool.protocol import Conditions
-from kernelwright.evals.verdict_store import Judgement, Judgements
+from kernelwright.evals.verdict_store import Judgement, VerdictStore
 from tests.support.runs import failed
 
 conditions = Conditions(judge_version="h", device="d", torch="2", settings="{}")
-with Judgements(Path(sys.argv[2])) as store:
+with VerdictStore(Path(sys.argv[2])) as store:
     for number in range(int(sys.argv[4])):
         word = f"{sys.argv[3]}:{number}"
         about = {"problem": "one", "problem_digest": "p", "candidate": word, "candidate_digest": word}
@@ -112,7 +112,7 @@ def test_writers_that_are_killed_lose_nothing_that_they_had_acknowledged_and_lea
     assert set(said) <= set(logged(run))
     run, _ = killed
     assert is_sound(run / "run.db")
-    assert run_facts(run).problems[0].problem == "one"
+    assert run_summary(run).problems[0].problem == "one"
     with RunLog.open(run) as log:
         for word in logged(run):
             text = f"text of {word}"
@@ -121,7 +121,7 @@ def test_writers_that_are_killed_lose_nothing_that_they_had_acknowledged_and_lea
 
 def test_eight_processes_that_judge_into_one_file_lose_nothing(tmp_path):
     said = acknowledged([start(JUDGE, tmp_path / "scores.db", writer) for writer in range(WRITERS)])
-    with Judgements(tmp_path / "scores.db") as store:
+    with VerdictStore(tmp_path / "scores.db") as store:
         assert sorted(one.candidate for one in store.read(store.path)) == sorted(said)
 
 
@@ -131,7 +131,7 @@ def test_a_file_that_another_process_is_laying_out_is_waited_for(tmp_path):
     other.execute("BEGIN IMMEDIATE")  # where it stands, SQLite does not wait to change how the file is written
     done = threading.Timer(0.5, other.execute, ["ROLLBACK"])
     done.start()
-    with Judgements(path) as store:
+    with VerdictStore(path) as store:
         assert store.read(store.path) == []
     assert not done.is_alive()
     other.close()
@@ -139,6 +139,6 @@ def test_a_file_that_another_process_is_laying_out_is_waited_for(tmp_path):
 
 def test_judges_that_are_killed_leave_a_sound_file_with_all_that_was_acknowledged(tmp_path):
     said = killed_midway(JUDGE, tmp_path / "scores.db")
-    with Judgements(tmp_path / "scores.db") as store:
+    with VerdictStore(tmp_path / "scores.db") as store:
         assert set(said) <= {one.candidate for one in store.read(store.path)}
     assert is_sound(tmp_path / "scores.db")

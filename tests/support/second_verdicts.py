@@ -18,7 +18,7 @@ from kernelwright.evals.inspector.pages import RunModel
 from kernelwright.evals.leaderboard import boards, compare_runs
 from kernelwright.evals.plots import picture
 from kernelwright.evals.report import Progress, run_tree, summary_rows, summary_table
-from kernelwright.evals.verdict_store import run_facts
+from kernelwright.evals.verdict_store import run_summary
 from tests.support.foreign import trace_problem, tree_problems
 from tests.support.runs import Writer, failed, passed, problem, setting, source_of
 
@@ -119,16 +119,16 @@ class Told:
         return None, float(best[1]) if best else None
 
     def facts(self):
-        found = next(one for one in run_facts(self.run).problems if one.problem == self.name).best
+        found = next(one for one in run_summary(self.run).problems if one.problem == self.name).best
         return (int(found.attempt), found.measured.speedup) if found else None
 
     def board(self):
-        (board,) = boards([run_facts(self.run)], "h1")
+        (board,) = boards([run_summary(self.run)], "h1")
         cell = next(cell for cell in board.rows[0].cells if cell.problem == self.name)
         return (int(cell.attempt), cell.published.speedup) if cell.published else None
 
     def diff(self):
-        facts = run_facts(self.run)
+        facts = run_summary(self.run)
         return None, next(one for one in compare_runs(facts, facts).pairs if one.problem == self.name).second
 
     def kept_folder(self):

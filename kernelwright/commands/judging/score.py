@@ -67,7 +67,7 @@ def score(
 
     from kernelwright.evals.report import BatchProgress
     from kernelwright.evals.score import Batch, Scored, collect_candidates, collect_problems
-    from kernelwright.evals.verdict_store import DATABASE, Judgements
+    from kernelwright.evals.verdict_store import DATABASE, VerdictStore
     from kernelwright.sandbox.pool import executor_for
 
     options.check_together(device, devices, executor)
@@ -90,7 +90,7 @@ def score(
         options.check_threads(threads, None if settings.gpu else devices)
     options.check_tools(sanitize, profile, settings.gpu, local=here)
     console = Console(stderr=as_json)
-    with Judgements(out / DATABASE) as store, BatchProgress(len(chosen), console) as progress:
+    with VerdictStore(out / DATABASE) as store, BatchProgress(len(chosen), console) as progress:
         store.merge(folder / DATABASE for folder in merge or ())
 
         def on_done(scored: Scored) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog
     from kernelwright.evals.inspector.pages import ProblemText
     from kernelwright.evals.leaderboard import Board
-    from kernelwright.evals.verdict_store import RunFacts
+    from kernelwright.evals.verdict_store import RunSummary
     from kernelwright.sandbox.verdict.settings import JudgingEffort
 
 
@@ -125,7 +125,7 @@ def leaderboard(
     """Rank models, strategies and scores, a board for each device, by the lower bounds of the best speedups."""
     from kernelwright.evals.leaderboard import load_metrics, with_metrics
     from kernelwright.evals.tables import FORMATS
-    from kernelwright.evals.verdict_store import all_facts
+    from kernelwright.evals.verdict_store import summaries
 
     if as_json and form not in (None, "json"):
         raise UserMistake(f"--json and --format {form} are two formats; leave one of them out")
@@ -133,7 +133,7 @@ def leaderboard(
     if chosen is not None and chosen not in FORMATS:
         raise UserMistake(f"no format {chosen!r}; there are: {', '.join(FORMATS)}")
     own = load_metrics(metric or ())
-    facts = all_facts(folders, lambda error: print(f"kernelwright: left out: {error}", file=sys.stderr))
+    facts = summaries(folders, lambda error: print(f"kernelwright: left out: {error}", file=sys.stderr))
     found = with_metrics(_boards(list(facts), verify, judging_effort(effort)), own)
     if chosen is None:
         _show(found)
@@ -144,7 +144,7 @@ def leaderboard(
             out.write_text(FORMATS[chosen](found), encoding="utf-8")
 
 
-def _boards(runs: "list[RunFacts]", verify: int, effort: "JudgingEffort") -> "list[Board]":
+def _boards(runs: "list[RunSummary]", verify: int, effort: "JudgingEffort") -> "list[Board]":
     from kernelwright.agent.briefs import sheet_for
     from kernelwright.evals.leaderboard import Verifier, boards
     from kernelwright.sandbox.jail.zygote_start import become_a_judge
@@ -217,10 +217,10 @@ def _compare(first: Path, second: Path, as_json: bool) -> None:
     from rich.table import Table
 
     from kernelwright.evals.leaderboard import compare_runs
-    from kernelwright.evals.verdict_store import run_facts
+    from kernelwright.evals.verdict_store import run_summary
     from kernelwright.sandbox.verdict.report import marks, ratio_words
 
-    ours, theirs = run_facts(first), run_facts(second)
+    ours, theirs = run_summary(first), run_summary(second)
     try:
         found = compare_runs(ours, theirs)
     except ValueError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.evals.score import Batch, CandidateFile, Collected, UnjudgedSource, interleaved
-from kernelwright.evals.verdict_store import Judgements
+from kernelwright.evals.verdict_store import VerdictStore
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.protocol import Answer, Conditions, ExecutorError
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
@@ -26,7 +26,7 @@ def under(name, found, verdict):
 
 @pytest.fixture
 def store(tmp_path):
-    with Judgements(tmp_path / "scores.db") as store:
+    with VerdictStore(tmp_path / "scores.db") as store:
         yield store
 
 
