@@ -1,7 +1,7 @@
 """A batch: many candidate files judged in one go, on an executor.
 
-What was judged before under the same conditions is taken from the record. Nothing that one candidate does ends the
-batch; what the machine or a problem lacks is told for each candidate that it concerns, and tried again next time.
+A verdict on record under the same conditions is reused. No candidate ends the batch; a fault of the machine or of a
+problem is reported for each candidate that it concerns, and tried again next time.
 """
 
 import asyncio
@@ -22,11 +22,15 @@ from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 
 LARGEST_BYTES = 32 * 2**20
 BENCH_FILE = re.compile(r"level_?(\d+)_problem_?(\d+)(?:_|$)")
-"""The names that KernelBench gives to generated files: level_1_problem_23_sample_0_kernel.py."""
+"""KernelBench's names of generated files: level_1_problem_23_sample_0_kernel.py."""
+PROBLEMS_A_DEVICE = 2
+"""Problems that are judged side by side, for each of several devices."""
+NOT_JUDGED = "not_judged"
+"""The outcome of a file without a verdict, since the machine, the problem or the file itself cannot be used."""
 
 
 class Collected(NamedTuple):
-    """The problems of a folder by name, and what keeps others from being read."""
+    """The problems of a folder by name, and the reason for each that cannot be read."""
 
     problems: dict[str, Problem]
     broken: dict[str, str]
@@ -39,11 +43,37 @@ class CandidateFile(NamedTuple):
     path: Path
 
 
+class Shard(NamedTuple):
+    """Part `number` (from 1) of `parts`: its files depend on their names alone."""
+
+    number: int
+    parts: int
+
+    def has(self, file: CandidateFile) -> bool:
+        digest = hashlib.sha256(f"{file.problem}\0{file.name}".encode()).digest()
+        return int.from_bytes(digest[:8]) % self.parts == self.number - 1
+
+
+class Scored(NamedTuple):
+    file: CandidateFile
+    report: dict[str, Any]
+    """The judge's report; for a file without a verdict only `outcome` (`not_judged`) and `reason`."""
+    measured: VerdictSummary | None
+    """None for a file without a verdict."""
+    cached: bool
+    machine_lacks: bool = False
+    """Whether the verdict is missing because this machine lacks something."""
+
+    @property
+    def line(self) -> dict[str, Any]:
+        return {"problem": self.file.problem, "candidate": self.file.name} | self.report
+
+
 def collect_problems(where: str, size: str | None = None, dtype: str | None = None) -> Collected:
-    """The problems under a folder, or the one that a path or catalog name gives; cast to a dtype where one is named.
+    """The problems under a folder, or the one of a path or catalog name; cast to a dtype where one is given.
 
     A problem is named by its path within the folder, without `.py`; a folder with a `problem.toml` is one problem. A
-    file that is no problem does not keep the others from being read. Raises `ProblemError` where there is none at all.
+    file that cannot be read does not hide the others. Raises `ProblemError` where there is none at all.
     """
     folder = Path(where)
     if where in catalog_names() or (folder / "problem.toml").is_file() or not folder.is_dir():
@@ -55,8 +85,7 @@ def collect_problems(where: str, size: str | None = None, dtype: str | None = No
         place = path.relative_to(folder)
         name = place.as_posix() if path.is_dir() else place.with_suffix("").as_posix()
         try:
-            sized = size if path.is_dir() else None
-            problems[name] = load_problem(str(path), sized, dtype)
+            problems[name] = load_problem(str(path), size if path.is_dir() else None, dtype)
         except ProblemError as error:
             broken[name] = str(error)
     if not problems:
@@ -77,19 +106,25 @@ def problem_paths(folder: Path) -> Iterator[Path]:
 def collect_candidates(folder: Path, names: Mapping[str, object]) -> tuple[list[CandidateFile], list[str]]:
     """The candidate files under a folder in the order of their names, and those that belong to none of the problems.
 
-    Belonging: a folder on the file's path is named like the problem; or the file is, perhaps with `__`, `.` or `-` and
-    more behind; or it bears KernelBench's name for a generated file. `ProblemError` where the folder is missing.
+    A file belongs to a problem where a folder on its path has the problem's name; where its own name is the problem's,
+    perhaps with `__`, `.` or `-` and more behind; or where it has KernelBench's name for a generated file. Raises
+    `ProblemError` where the folder is missing.
     """
     if not folder.is_dir():
         raise ProblemError(f"there is no folder {folder}; give the folder that holds the candidate files")
-    matching = _Matching(names)
+    by_stem: dict[str, list[str]] = {}
+    for name in names:
+        by_stem.setdefault(name.rpartition("/")[2], []).append(name)
+    numbers = ((re.search(r"level_?(\d+)/(\d+)_", name), name) for name in names)
+    by_number = {(match[1], match[2]): name for match, name in numbers if match}
     found: list[CandidateFile] = []
     strangers: list[str] = []
     for path in sorted(folder.rglob("*.py")):
         place = PurePosixPath(path.relative_to(folder).as_posix())
         if any(part.startswith((".", "__pycache__")) for part in place.parts):
             continue
-        problem = matching.problem_of(place)
+        match = BENCH_FILE.search(place.stem)
+        problem = by_number.get((match[1], match[2])) if match else _problem_of(place, by_stem)
         if problem is None:
             strangers.append(str(place))
         else:
@@ -97,36 +132,18 @@ def collect_candidates(folder: Path, names: Mapping[str, object]) -> tuple[list[
     return found, strangers
 
 
-class _Matching:
-    def __init__(self, names: Mapping[str, object]) -> None:
-        self.by_stem: dict[str, list[str]] = {}
-        for name in names:
-            self.by_stem.setdefault(name.rpartition("/")[2], []).append(name)
-        self.by_number = {
-            (match[1], match[2]): name for name in names if (match := re.search(r"level_?(\d+)/(\d+)_", name))
-        }
+def _problem_of(place: PurePosixPath, by_stem: Mapping[str, Sequence[str]]) -> str | None:
+    """The problem whose name a folder or the file has; of several with one stem, the one whose folders are in the path.
 
-    def problem_of(self, place: PurePosixPath) -> str | None:
-        stem = place.stem
-        if match := BENCH_FILE.search(stem):
-            return self.by_number.get((match[1], match[2]))
-        for part in reversed(place.parts[:-1]):
-            if part in self.by_stem:
-                return self._one_of(self.by_stem[part], place)
-        ends = sorted({len(stem), *(match.start() for match in re.finditer(r"__|\.|-", stem))}, reverse=True)
-        for end in ends:
-            if stem[:end] in self.by_stem:
-                return self._one_of(self.by_stem[stem[:end]], place)
-        return None
-
-    @staticmethod
-    def _one_of(names: list[str], place: PurePosixPath) -> str | None:
-        """Of several problems of one stem, the one whose folders stand in the path; None where that leaves a doubt."""
-        if len(names) == 1:
-            return names[0]
-        there = set(place.parts)
-        fitting = [name for name in names if set(name.split("/")[:-1]) <= there]
-        return fitting[0] if len(fitting) == 1 else None
+    None where that leaves a doubt.
+    """
+    stem = place.stem
+    ends = sorted({len(stem), *(match.start() for match in re.finditer(r"__|\.|-", stem))}, reverse=True)
+    stems = (*reversed(place.parts[:-1]), *(stem[:end] for end in ends))
+    names = next((by_stem[one] for one in stems if one in by_stem), ())
+    if len(names) > 1:
+        names = [name for name in names if set(name.split("/")[:-1]) <= set(place.parts)]
+    return names[0] if len(names) == 1 else None
 
 
 def read_source(path: Path) -> str:
@@ -136,45 +153,13 @@ def read_source(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-PROBLEMS_A_DEVICE = 2
-"""Problems that are judged side by side, for each of several devices."""
-NOT_JUDGED = "not_judged"
-"""The outcome of a file that has no verdict, since the machine, the problem or the file itself cannot be used."""
-
-
-class Shard(NamedTuple):
-    """Part `number` (from 1) of `parts`: which files it has depends on their names alone."""
-
-    number: int
-    parts: int
-
-    def has(self, file: CandidateFile) -> bool:
-        digest = hashlib.sha256(f"{file.problem}\0{file.name}".encode()).digest()
-        return int.from_bytes(digest[:8]) % self.parts == self.number - 1
-
-
-class Scored(NamedTuple):
-    file: CandidateFile
-    report: dict[str, Any]
-    """The judge's report; for a file without a verdict only `outcome` (`not_judged`) and `reason`."""
-    measured: VerdictSummary | None
-    """None for a file without a verdict."""
-    cached: bool
-    machine_lacks: bool = False
-    """Whether there is no verdict since this machine lacks something."""
-
-    @property
-    def line(self) -> dict[str, Any]:
-        return {"problem": self.file.problem, "candidate": self.file.name} | self.report
-
-
 class UnjudgedSource(NamedTuple):
     files: list[CandidateFile]
     source: str
 
 
 class Batch:
-    """One pass over candidate files. `on_done` hears of each file once, cached ones first."""
+    """One pass over candidate files. `on_done` is called for each file once, cached ones first."""
 
     def __init__(self, store: VerdictStore, on_done: Callable[[Scored], None]) -> None:
         self.store = store
@@ -187,23 +172,22 @@ class Batch:
         """
         asyncio.run(self._run(collected, files, Dispatcher(executor, kind)))
 
-    def tell(self, collected: Collected, files: Sequence[CandidateFile], kind: str | None) -> None:
-        """Report on every file what is on record from the current judge version; judge nothing."""
+    def report_known(self, collected: Collected, files: Sequence[CandidateFile], kind: str | None) -> None:
+        """Report what the current judge version has on record for every file; judge nothing."""
         kept = [one for one in self.store.conditions() if one.judge_version == str(JUDGE_VERSION)]
         name = choose_kind_name({one.device for one in kept}, kind) if kept else None
-        fitting = [one for one in kept if one.device == name]
-        for group in self._not_known(collected, files, fitting):
+        for group in self._unknown(collected, files, [one for one in kept if one.device == name]):
             self._unjudged(group.files, "no verdict of this version is on record")
 
     async def _run(self, collected: Collected, files: Sequence[CandidateFile], dispatcher: Dispatcher) -> None:
         async with dispatcher:
             conditions = [device.conditions for device in dispatcher.devices]
-            waiting = self._not_known(collected, files, conditions)
-            # A device keeps the references of a few problems: one takes a problem after the other, many take many.
-            at_once = 1 if len(conditions) == 1 else PROBLEMS_A_DEVICE * len(conditions)
+            waiting = self._unknown(collected, files, conditions)
+            # A device keeps the references of a few problems, so one device takes one problem after the other.
+            concurrency = 1 if len(conditions) == 1 else PROBLEMS_A_DEVICE * len(conditions)
             tasks = [
                 asyncio.create_task(self._judge(collected.problems[one.files[0].problem], one, dispatcher))
-                for one in interleaved(waiting, at_once)
+                for one in interleaved(waiting, concurrency)
             ]
             try:
                 await asyncio.gather(*tasks)
@@ -211,10 +195,10 @@ class Batch:
                 for task in tasks:
                     task.cancel()
 
-    def _not_known(
+    def _unknown(
         self, collected: Collected, files: Sequence[CandidateFile], conditions: Sequence[Conditions]
     ) -> list[UnjudgedSource]:
-        """What is not on record under any of these conditions, by source; tells of what is, or can not be judged."""
+        """Report on files with a verdict under one of these conditions or that cannot be judged; return the others."""
         waiting: dict[tuple[str, str], UnjudgedSource] = {}
         for file in files:
             if file.problem in collected.broken:
@@ -260,14 +244,14 @@ class Batch:
             self.on_done(Scored(file, report, None, cached=False, machine_lacks=machine_lacks))
 
 
-def interleaved(waiting: Iterable[UnjudgedSource], at_once: int) -> list[UnjudgedSource]:
-    """By problem, `at_once` problems at a time: one candidate of each in turn until these problems are done."""
+def interleaved(waiting: Iterable[UnjudgedSource], concurrency: int) -> list[UnjudgedSource]:
+    """Order sources by problem, `concurrency` problems at a time, alternating between these until they are done."""
     groups: dict[str, list[UnjudgedSource]] = {}
     for one in waiting:
         groups.setdefault(one.files[0].problem, []).append(one)
     names, found = list(groups), []
-    for start in range(0, len(names), at_once):
-        together = [groups[name] for name in names[start : start + at_once]]
-        for turn in range(max(map(len, together))):
-            found += [group[turn] for group in together if turn < len(group)]
+    for start in range(0, len(names), concurrency):
+        together = [groups[name] for name in names[start : start + concurrency]]
+        for index in range(max(map(len, together))):
+            found += [group[index] for group in together if index < len(group)]
     return found

@@ -103,7 +103,7 @@ def score(
             if judging:
                 batch.run(collected, chosen, executor_for(where, settings), kind)
             else:
-                batch.tell(collected, chosen, kind)
+                batch.report_known(collected, chosen, kind)
         except KeyboardInterrupt:
             exit_with(INTERRUPTED, f"stopped; every verdict is kept in {out}, the same command goes on from there")
     if not as_json:
