@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from kernelwright.agent.briefs import BriefMaker, remembered, sheet_for
 from kernelwright.agent.engine.scheduling import Scheduler, evaluating, views_of
@@ -94,7 +94,7 @@ def _answered(target: str, dtype: str | None = None) -> tuple[str, ...]:
 
 
 def left_out(name: str) -> tuple[LeftOut, ...]:
-    """The entries of a suite that can not be loaded; `suite` does without them."""
+    """The entries that `suite` leaves out since they cannot be loaded."""
     entries = collections.left_out(name) if _is_foreign(name) else {}
     return tuple(
         LeftOut(problem=address, why=entry.why, fault="broken" if entry.status == "broken" else "unsupported")
@@ -114,13 +114,12 @@ FOR_RECORDED: dict[str, object] = {
     "confirm": 1,
     "measure": False,
 }
-"""For recorded answers: they were written to ideas in the order of the bank, each follows its own parent, and nobody
-reads their prompts.
-"""
+"""Search options for recorded answers: these follow the order of the idea bank and their own parents, and nobody reads
+their prompts."""
 
 
 class Plan(Record):
-    """All that was chosen for a run; written whole into its header, so that a resumed run does the same."""
+    """All options of a run, stored in its header, so that a resumed run does the same."""
 
     search: SearchConfig
     provider: ProviderOptions = ProviderOptions()
@@ -130,9 +129,9 @@ class Plan(Record):
     judging: Settings = Settings()
     executor: ExecutorChoice = ExecutorChoice()
     attempts: dict[str, int] = Field(default_factory=dict)
-    """By problem, how many it has where that is not what the search says: more where more is to be had."""
+    """The number of attempts of a problem, where it differs from that of the search."""
     left_out: tuple[LeftOut, ...] = ()
-    """What a suite names and nothing could be read of."""
+    """Entries of a suite that could not be read."""
 
 
 class Running:
@@ -143,7 +142,7 @@ class Running:
 
     @classmethod
     def start(cls, folder: Path, problems: Sequence[Problem], plan: Plan) -> Self:
-        """A new run. What the user or the machine lacks is told here, before anything is written."""
+        """Start a new run. Raises what the user or the machine lacks before anything is written."""
         if plan.provider.kind != "simulated" and plan.executor.server is None:
             require_tools(plan.search.target)
         if plan.provider.kind == "recorded":
@@ -165,7 +164,7 @@ class Running:
 
     @classmethod
     def resume(cls, folder: Path) -> Self:
-        """The run in `folder`, to go on with, while nobody else does. Raises `RunLogError`."""
+        """Open the run in `folder` to continue it, exclusively. Raises `RunLogError`."""
         log = RunLog.open(folder, alone=True)
         try:
             plan = Plan.model_validate(log.header.config)
@@ -182,9 +181,9 @@ class Running:
         self.log.close()
 
     async def search_all(self, on_event: Callable[[Event], None]) -> list[View]:
-        """Search for the problems; keep the best of each on disk. Views in the order of the problems.
+        """Search for the problems; keep the best of each on disk. Return views in the order of the problems.
 
-        A problem that can not be judged ends its own search: its view says why. What is raised, see `Scheduler.search`.
+        A problem that cannot be judged ends its own search: its view says why. Raises as `Scheduler.search` does.
         """
         async with self._judging() as evaluator, providing(self.plan.provider, self.log) as provider:
 
@@ -206,11 +205,11 @@ class Running:
                 write_best(self.log, problem.name)
 
             await Scheduler(self.log, self.plan.search, parts_for, ended).search(self.problems)
-            run_summary(self.log.folder)  # keeps what a leaderboard will ask, so that it need not be derived then
+            run_summary(self.log.folder)  # kept for a leaderboard
             return views_of(self.log)
 
     def left_out(self) -> list[View]:
-        """What was to be searched and could not be read, as views that say why, to stand beside the others."""
+        """Views of the entries that could not be read, with the reason."""
         return [View(problem=one.problem, stopped=one.why, fault=one.fault) for one in self.plan.left_out]
 
     def _config_for(self, problem: Problem) -> SearchConfig:
@@ -227,15 +226,13 @@ class Running:
     def _judging(self) -> AbstractAsyncContextManager[Evaluator]:
         if self.plan.provider.kind == "simulated":
             return nullcontext(SimulatedEvaluator(seconds=0.0))
-        cache = self.plan.provider.cache  # whose answers are to prompts, which tell what was measured
+        cache = self.plan.provider.cache  # cached answers are found only if prompts state the same measured times
         kept = Store("measured", Path(cache)) if cache else None
         return evaluating(*as_far_as_there(self.plan.executor, self.plan.judging), kept)
 
 
 def new_folder(out: Path | None) -> Path:
-    if out is not None:
-        return out
-    return Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    return out or Path("runs") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def run(
@@ -248,13 +245,12 @@ def run(
 ) -> list[View]:
     """Search for kernels from Python: a catalog name, a path or a `Problem` each. Returns a view for each problem.
 
-    `settings`: how it is judged; where they name no device, on the one that the target is for.
-    Without a model the recorded answers that ship are played back. Further options are fields of `SearchConfig`;
-    unless a `provider` says otherwise, the server and the key come from OPENAI_BASE_URL and OPENAI_API_KEY.
+    `settings` without a device judge on that of the target. Without a model the recorded answers that ship are
+    replayed. Further options are fields of `SearchConfig`; unless a `provider` is given, the server and the key come
+    from OPENAI_BASE_URL and OPENAI_API_KEY.
     """
     answers = provider or ProviderOptions(kind="server" if model else "recorded")
-    recorded = answers.kind == "recorded"
-    chosen = (FOR_RECORDED if recorded else {}) | {"model": model or answers.kind} | search_options
+    chosen = (FOR_RECORDED if answers.kind == "recorded" else {}) | {"model": model or answers.kind} | search_options
     config = SearchConfig.model_validate(chosen)
     judging = settings or Settings()
     if "effort" not in judging.model_fields_set:
@@ -271,9 +267,7 @@ def run(
 DIRECTIONS = ("forward", "backward", "both")
 
 
-class PromptChoice(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class PromptChoice(Record):
     problem: str
     role: Role
     target: Target
@@ -283,7 +277,7 @@ class PromptChoice(BaseModel):
     """Source of the candidate to start from."""
     evidence: str = ""
     device: str | None = None
-    versions: dict[str, str] = {}
+    versions: dict[str, str] = Field(default={})
     direction: str | None = None
 
 
@@ -312,6 +306,7 @@ def show_prompt(choice: PromptChoice, without: frozenset[str] = frozenset()) -> 
 
 
 def first_prompt(problem: Problem, target: Target) -> Prompt:
+    """Render the first prompt of a search for a problem."""
     sheet = sheet_for(target, None)
     known = remembered(problem, sheet, Settings().threads)
     return render(Brief(problem=problem, target=target, role="propose", device=sheet, yardstick=known))
@@ -319,6 +314,4 @@ def first_prompt(problem: Problem, target: Target) -> Prompt:
 
 def default_size(problem: str, target: Target) -> str | None:
     """`gpu` for a catalog problem under a GPU target; None, that is the problem's own default, otherwise."""
-    from kernelwright.problems import catalog_names
-
     return "gpu" if problem in catalog_names() and TARGETS[target].device == "cuda" else None

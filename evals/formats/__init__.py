@@ -1,7 +1,7 @@
 """Candidates and results as other benchmarks keep them, in and out. Texts and records only; nothing is run.
 
-A reader gives `Samples`, with the reason for each that can not be used. A writer takes `Outcome`s and returns what it
-could not put into the format.
+A reader gives `Samples`, with the reason for each that cannot be used. A writer takes `Outcome`s and returns those that
+do not fit the format.
 """
 
 from collections.abc import Mapping

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -22,7 +22,8 @@ from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.report import verdict_words
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
 
-CANDIDATE_FILE = "candidate.py"
+CANDIDATE_FILE, ENTRY_FILE = "candidate.py", "main.py"
+AUTHOR = "kernelwright"
 NATIVE = {".cu", ".cpp", ".cc", ".cxx", ".c"}
 HEADERS = {".h", ".hpp", ".cuh"}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[ \t]*$', re.MULTILINE)
@@ -69,118 +70,6 @@ _entry = _load_inline(
     cuda_sources={cuda!r},
 {options}).{symbol}
 """
-
-
-class Wrapped(NamedTuple):
-    name: str
-    texts: dict[str, str]
-    place: str
-    symbol: str
-    binding: str | None
-    options: dict[str, Any]
-
-
-def candidate_source(wrapped: Wrapped, definition: Definition | None, fills: bool) -> str:
-    """The candidate; `fills` says that the function writes into outputs that it is given behind its inputs.
-
-    Raises `ProblemError` where the definition is needed and None, `Unsupported` for what can not be wrapped.
-    """
-    suffix = PurePosixPath(wrapped.place).suffix
-    if suffix == ".py":
-        entry = _python(wrapped)
-    elif suffix in NATIVE:
-        entry = _native(wrapped)
-    else:
-        raise Unsupported(f"{wrapped.name}: an entry point in a {suffix or 'nameless'} file can not be called")
-    if not fills:
-        return entry + "\n" + RETURNING
-    if definition is None:
-        raise ProblemError(f"{wrapped.name} writes into given outputs, whose shapes its definition says; give that too")
-    return entry + "\n" + _filling(definition)
-
-
-def _python(wrapped: Wrapped) -> str:
-    if len(wrapped.texts) == 1:
-        head = wrapped.texts[wrapped.place].rstrip("\n")
-        return f"{head}\n\n\nimport torch as _torch\n\n_entry = {wrapped.symbol}"
-    module = wrapped.place.removesuffix(".py").replace("/", ".")
-    for path in wrapped.texts:
-        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
-            raise ProblemError(f"{wrapped.name}: the source path {path!r} leads out of its folder; correct it")
-    return "import torch as _torch\n" + FILES.format(texts=wrapped.texts, module=module, symbol=wrapped.symbol)
-
-
-def _native(wrapped: Wrapped) -> str:
-    if wrapped.binding not in (None, "torch"):
-        raise Unsupported(f"{wrapped.name}: the binding {wrapped.binding} is not known here, only torch is")
-    texts = {path: _included(path, wrapped.texts) for path in wrapped.texts}
-    sources = {path: text for path, text in texts.items() if PurePosixPath(path).suffix in NATIVE}
-    if not any("PYBIND11_MODULE" in text for text in sources.values()):
-        raise Unsupported(f"{wrapped.name}: its sources bind no Python module (PYBIND11_MODULE)")
-    unread = [path for path in texts if PurePosixPath(path).suffix not in NATIVE | HEADERS]
-    if unread:
-        raise Unsupported(f"{wrapped.name}: the file {unread[0]} is neither C++ nor CUDA")
-    cuda = [text for path, text in sources.items() if path.endswith(".cu")]
-    options = "".join(f"    {OPTIONS[key]}={value!r},\n" for key, value in wrapped.options.items() if key in OPTIONS)
-    return "import torch as _torch\n" + BUILT.format(
-        name=re.sub(r"\W", "_", wrapped.name),
-        cpp=[text for path, text in sources.items() if not path.endswith(".cu")],
-        cuda=cuda or None,
-        options=options,
-        symbol=wrapped.symbol,
-    )
-
-
-def _included(path: str, texts: dict[str, str], above: tuple[str, ...] = ()) -> str:
-    def put(match: re.Match[str]) -> str:
-        beside = str(PurePosixPath(path).parent / match[1])
-        found = next((place for place in (beside, match[1]) if place in texts), None)
-        if found is None:
-            return match[0]
-        return "" if found in (*above, path) else _included(found, texts, (*above, path))
-
-    return INCLUDE.sub(put, texts[path].replace("#pragma once", ""))
-
-
-def _filling(definition: Definition) -> str:
-    sizes: dict[str, str] = {name: repr(axis.value) for name, axis in definition.axes.items() if axis.value is not None}
-    for name, spec in definition.inputs.items():
-        for dimension, axis in enumerate(spec.shape or ()):
-            sizes.setdefault(axis, f"{name}.shape[{dimension}]")
-    computed = [(name, axis.expression) for name, axis in definition.axes.items() if axis.expression]
-    lines = [f"        sizes[{name!r}] = int({_over_sizes(expression or '')})\n" for name, expression in computed]
-    for axis in {axis for spec in definition.outputs.values() for axis in spec.shape or ()}:
-        if axis not in sizes and axis not in dict(computed):
-            raise Unsupported(f"{definition.name}: no input tells the size of axis {axis!r} of an output")
-    tensors = [name for name, spec in definition.inputs.items() if spec.shape is not None]
-    outputs = [
-        f"_torch.empty([{', '.join(f'sizes[{axis!r}]' for axis in spec.shape or ())}], "
-        f"dtype=_torch.{spec.dtype}, device=device)"
-        for spec in definition.outputs.values()
-    ]
-    return FILLING.format(
-        parameters=", ".join(definition.inputs),
-        sizes="{" + ", ".join(f"{name!r}: {value}" for name, value in sizes.items()) + "}",
-        computed="".join(lines),
-        device=f"{tensors[0]}.device" if tensors else '"cpu"',
-        outputs=", ".join(outputs),
-    )
-
-
-def _over_sizes(expression: str) -> str:
-    class Renamed(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.expr:
-            return ast.Subscript(ast.Name("sizes", ast.Load()), ast.Constant(node.id), ast.Load())
-
-    try:
-        return ast.unparse(Renamed().visit(parse_expression(expression.strip())))
-    except SyntaxError:
-        raise ProblemError(f"the axis expression {expression!r} does not parse; correct it") from None
-
-
-ENTRY_FILE = "main.py"
-AUTHOR = "kernelwright"
-Flavour = Literal["flashinfer", "sol-execbench"]
 MAIN = '''"""The candidate's module, behind the function that the definition asks for."""
 
 from candidate import ModelNew
@@ -194,6 +83,7 @@ def run({parameters}):
         _model = ModelNew()
     return _model({parameters})
 '''
+Flavour = Literal["flashinfer", "sol-execbench"]
 
 
 class SourceFile(Foreign):
@@ -204,7 +94,7 @@ class SourceFile(Foreign):
 class Spec(Foreign):
     language: str | None = None
     languages: list[str] | None = None
-    """What SOL-ExecBench has instead of `language`."""
+    """Used by SOL-ExecBench instead of `language`."""
     target_hardware: list[str] = Field(default=[])
     entry_point: str
     dependencies: list[str] = Field(default=[])
@@ -258,26 +148,113 @@ def read_samples(root: Path, definitions: Mapping[str, Definition]) -> Samples:
 
 
 def source_of(solution: Solution, definition: Definition | None) -> str:
-    """A candidate that does what the solution does. Raises `ProblemError` and `Unsupported`."""
+    """A candidate that does the same as the solution, whose function may fill outputs that it is given.
+
+    Raises `ProblemError`, also where the definition is needed and None, and `Unsupported` for what cannot be wrapped.
+    """
     texts = {file.path: file.content for file in solution.sources}
-    if (
-        solution.spec.entry_point.startswith(f"{ENTRY_FILE}::")
-        and CANDIDATE_FILE in texts
-        and solution.author == AUTHOR
-    ):
+    entry = solution.spec.entry_point
+    if entry.startswith(f"{ENTRY_FILE}::") and CANDIDATE_FILE in texts and solution.author == AUTHOR:
         return texts[CANDIDATE_FILE]
-    place, _, symbol = solution.spec.entry_point.partition("::")
+    place, _, symbol = entry.partition("::")
     if place not in texts or not symbol.isidentifier():
+        raise ProblemError(f"{solution.name}: the entry point {entry!r} names no function of a source; correct it")
+    suffix = PurePosixPath(place).suffix
+    if suffix == ".py":
+        source = _python(solution.name, texts, place, symbol)
+    elif suffix in NATIVE:
+        source = _native(solution, texts, symbol)
+    else:
+        raise Unsupported(f"{solution.name}: an entry point in a {suffix or 'nameless'} file can not be called")
+    if not solution.spec.destination_passing_style:
+        return source + "\n" + RETURNING
+    if definition is None:
         raise ProblemError(
-            f"{solution.name}: the entry point {solution.spec.entry_point!r} names no function of a source; correct it"
+            f"{solution.name} writes into given outputs, whose shapes its definition says; give that too"
         )
-    spec = solution.spec
-    options = {key: value for key, value in (spec.compile_options or {}).items() if value}
-    return candidate_source(
-        Wrapped(solution.name, texts, place, symbol, spec.binding, options),
-        definition,
-        spec.destination_passing_style,
+    return source + "\n" + _filling(definition)
+
+
+def _python(name: str, texts: Mapping[str, str], place: str, symbol: str) -> str:
+    if len(texts) == 1:
+        head = texts[place].rstrip("\n")
+        return f"{head}\n\n\nimport torch as _torch\n\n_entry = {symbol}"
+    for path in texts:
+        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+            raise ProblemError(f"{name}: the source path {path!r} leads out of its folder; correct it")
+    module = place.removesuffix(".py").replace("/", ".")
+    return "import torch as _torch\n" + FILES.format(texts=dict(texts), module=module, symbol=symbol)
+
+
+def _native(solution: Solution, given: Mapping[str, str], symbol: str) -> str:
+    name, spec = solution.name, solution.spec
+    if spec.binding not in (None, "torch"):
+        raise Unsupported(f"{name}: the binding {spec.binding} is not known here, only torch is")
+    texts = {path: _included(path, given) for path in given}
+    sources = {path: text for path, text in texts.items() if PurePosixPath(path).suffix in NATIVE}
+    if not any("PYBIND11_MODULE" in text for text in sources.values()):
+        raise Unsupported(f"{name}: its sources bind no Python module (PYBIND11_MODULE)")
+    unread = [path for path in texts if PurePosixPath(path).suffix not in NATIVE | HEADERS]
+    if unread:
+        raise Unsupported(f"{name}: the file {unread[0]} is neither C++ nor CUDA")
+    options = {key: value for key, value in (spec.compile_options or {}).items() if value and key in OPTIONS}
+    return "import torch as _torch\n" + BUILT.format(
+        name=re.sub(r"\W", "_", name),
+        cpp=[text for path, text in sources.items() if not path.endswith(".cu")],
+        cuda=[text for path, text in sources.items() if path.endswith(".cu")] or None,
+        options="".join(f"    {OPTIONS[key]}={value!r},\n" for key, value in options.items()),
+        symbol=symbol,
     )
+
+
+def _included(path: str, texts: Mapping[str, str], above: tuple[str, ...] = ()) -> str:
+    """The text of a file with the given files that it includes, each once."""
+
+    def put(match: re.Match[str]) -> str:
+        sibling = str(PurePosixPath(path).parent / match[1])
+        found = next((place for place in (sibling, match[1]) if place in texts), None)
+        if found is None:
+            return match[0]
+        return "" if found in (*above, path) else _included(found, texts, (*above, path))
+
+    return INCLUDE.sub(put, texts[path].replace("#pragma once", ""))
+
+
+def _filling(definition: Definition) -> str:
+    """A `ModelNew` that allocates the outputs, whose sizes follow from the definition and the inputs' shapes."""
+    sizes: dict[str, str] = {name: repr(axis.value) for name, axis in definition.axes.items() if axis.value is not None}
+    for name, spec in definition.inputs.items():
+        for dimension, axis in enumerate(spec.shape or ()):
+            sizes.setdefault(axis, f"{name}.shape[{dimension}]")
+    computed = {name: axis.expression for name, axis in definition.axes.items() if axis.expression}
+    for axis in {axis for spec in definition.outputs.values() for axis in spec.shape or ()}:
+        if axis not in sizes and axis not in computed:
+            raise Unsupported(f"{definition.name}: no input tells the size of axis {axis!r} of an output")
+    tensors = [name for name, spec in definition.inputs.items() if spec.shape is not None]
+    outputs = [
+        f"_torch.empty([{', '.join(f'sizes[{axis!r}]' for axis in spec.shape or ())}], "
+        f"dtype=_torch.{spec.dtype}, device=device)"
+        for spec in definition.outputs.values()
+    ]
+    return FILLING.format(
+        parameters=", ".join(definition.inputs),
+        sizes="{" + ", ".join(f"{name!r}: {value}" for name, value in sizes.items()) + "}",
+        computed="".join(f"        sizes[{name!r}] = int({_over_sizes(text)})\n" for name, text in computed.items()),
+        device=f"{tensors[0]}.device" if tensors else '"cpu"',
+        outputs=", ".join(outputs),
+    )
+
+
+class _FromSizes(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Subscript(ast.Name("sizes", ast.Load()), ast.Constant(node.id), ast.Load())
+
+
+def _over_sizes(expression: str) -> str:
+    try:
+        return ast.unparse(_FromSizes().visit(parse_expression(expression.strip())))
+    except SyntaxError:
+        raise ProblemError(f"the axis expression {expression!r} does not parse; correct it") from None
 
 
 def solution_of(outcome: Outcome, flavour: Flavour, hardware: str) -> Solution:
@@ -308,7 +285,7 @@ def solution_of(outcome: Outcome, flavour: Flavour, hardware: str) -> Solution:
 
 
 def solution_name(sample: Sample, problem: Problem) -> str:
-    """The name that ties solution and traces together: definition, and the candidate's digest."""
+    """The name that connects solution and traces: definition, and the candidate's digest."""
     title = problem.origin.title if problem.origin else problem.name
     return safe_name(sample.name or f"{title}_{sample.candidate.digest[:12]}")
 
@@ -328,7 +305,7 @@ STATUS = {
 }
 """Their word for each stage at which a candidate fails."""
 UNKNOWN_ERROR = {"max_relative_error": "NaN", "max_absolute_error": "NaN"}
-"""They want a largest error wherever values were compared; a verdict does not keep one, and NaN is what they allow."""
+"""They require a largest error wherever values were compared; a verdict does not keep one, and they allow NaN."""
 
 
 def trace_of(outcome: Outcome) -> FlashInferTrace:
@@ -343,13 +320,12 @@ def trace_of(outcome: Outcome) -> FlashInferTrace:
 
 
 def _evaluation(outcome: Outcome) -> dict[str, Any]:
-    """Correctness stands exactly where values were compared, performance exactly where the candidate passed."""
+    """Give `correctness` exactly where values were compared, `performance` exactly where the candidate passed."""
     verdict = outcome.verdict
-    time = outcome.time or datetime.now(UTC)
     found: dict[str, Any] = {
         "status": "PASSED" if isinstance(verdict, Passed) else STATUS[verdict.stage],
         "environment": {"hardware": outcome.device, "libs": dict(verdict.evidence.versions)},
-        "timestamp": time.isoformat(),
+        "timestamp": (outcome.time or datetime.now(UTC)).isoformat(),
         "log": verdict_words(verdict),
         "correctness": None,
         "performance": None,

@@ -1,4 +1,8 @@
-"""Candidates with their addresses, and what came of them in a run or in a batch, from the record alone."""
+"""Candidates with their addresses and outcomes, from the record of a run or a batch; and as files of our own.
+
+`write_folder` writes what `kernelwright score` reads, `write_rows` JSON lines and `write_data_set` a folder that
+Hugging Face reads as a data set. A folder of `write_best` can be used and checked without the run.
+"""
 
 import json
 import re
@@ -65,7 +69,7 @@ class Outcome(NamedTuple):
     device: str
     time: AwareDatetime | None = None
     facts: dict[str, object] | None = None
-    """What more a run knows: model, role, tokens, cost."""
+    """Of a run: model, role, tokens, cost."""
 
     @property
     def passed(self) -> bool:
@@ -77,12 +81,12 @@ class Outcome(NamedTuple):
 
 
 def best_of(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
-    """By problem, the best outcome where one passed: for those of a run, that of the attempt which is its best."""
+    """The best outcome of each problem where one passed; for a run, that of its best attempt."""
     by_problem: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_problem.setdefault(outcome.problem.name, []).append(outcome)
-    standing = {name: ranked(found, lambda outcome: outcome.standing) for name, found in by_problem.items()}
-    return {name: found[0] for name, found in standing.items() if found}
+    best_first = {name: ranked(found, lambda outcome: outcome.standing) for name, found in by_problem.items()}
+    return {name: found[0] for name, found in best_first.items() if found}
 
 
 def sample_of(target: str, source: str, number: int = 0, name: str = "", author: str = "") -> Sample:
@@ -90,15 +94,12 @@ def sample_of(target: str, source: str, number: int = 0, name: str = "", author:
 
 
 def target_of(problem: Problem) -> str:
-    """How candidates for a problem are addressed: by level and number, by definition, else by the problem's name."""
+    """The address of a problem's candidates: level and number, definition, else the problem's name."""
     if problem.origin is None:
         return problem.name
     if problem.origin.format in ("flashinfer", "sol-execbench"):
         return problem.origin.title
     return problem.origin.id
-
-
-FILE_NUMBER = "sample_"
 
 
 def run_outcomes(folder: Path) -> list[Outcome]:
@@ -143,7 +144,7 @@ def _facts(log: RunLog, attempt: Attempt) -> dict[str, object]:
 
 
 def score_outcomes(folder: Path, problems: Collected, candidates: Path) -> tuple[list[Outcome], list[str]]:
-    """The verdicts of a scored batch whose candidate files are still as they were; and why others are left out."""
+    """The verdicts of a scored batch whose candidate files are unchanged; and why others are left out."""
     outcomes: dict[tuple[str, str], Outcome] = {}
     left: dict[str, None] = {}
     for judgement in VerdictStore.read(folder / DATABASE):
@@ -156,22 +157,20 @@ def score_outcomes(folder: Path, problems: Collected, candidates: Path) -> tuple
         elif source is None or source_digest(source) != judgement.candidate_digest:
             left[f"{judgement.candidate} is no longer what was judged"] = None
         else:
-            # A problem of a tree is addressed by level and number, also where its file does not say so.
+            # A problem of a tree is addressed by level and number, also where its file does not state them.
             level, _, stem = judgement.problem.rpartition("/")
             bench = f"{level.rpartition('/')[2].replace('_', '')}/{stem.partition('_')[0]}"
             target = bench if BENCH_ID.fullmatch(bench) and problem.origin is None else target_of(problem)
-            sample = Sample(target=target, number=_number(judgement.candidate), candidate=candidate_of(source))
+            digits = Path(judgement.candidate).stem.partition("sample_")[2].partition("_")[0]
+            number = int(digits) if digits.isdigit() else 0
+            sample = Sample(target=target, number=number, candidate=candidate_of(source))
             about = judgement.verdict, problem, judgement.conditions.device, judgement.time
             outcomes[judgement.problem, judgement.candidate] = Outcome(sample, *about)
     return _renumbered(list(outcomes.values())), list(left)
 
 
-def _number(file: str) -> int:
-    digits = Path(file).stem.partition(FILE_NUMBER)[2].partition("_")[0]
-    return int(digits) if digits.isdigit() else 0
-
-
 def _renumbered(outcomes: list[Outcome]) -> list[Outcome]:
+    """Give samples of one problem different numbers."""
     taken: set[tuple[str, str, int]] = set()
     found = []
     for outcome in outcomes:
@@ -191,7 +190,7 @@ Places = Mapping[str, Sequence[str]]
 def write_folder(folder: Path, samples: Sequence[Sample], places: Places | None = None) -> list[Path]:
     """Write each sample into the folder of its problem, or of each problem that `places` names for its target.
 
-    A sample of KernelBench lies in the folder itself under its usual name, which tells its problem. Returns the files.
+    A sample of KernelBench is in the folder itself under its usual name, which names its problem. Returns the files.
     """
     written: list[Path] = []
     for sample in samples:
@@ -288,7 +287,7 @@ def write_data_set(folder: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 USE = Path(__file__).parents[1] / "templates" / "use.py.txt"
-"""Goes beside a kept kernel as `use.py`."""
+"""Copied next to a kept kernel as `use.py`."""
 README = """# {title}
 
 The best kernel of run `{run}` for `{name}`: attempt {attempt}, by `{model}`.
@@ -320,9 +319,9 @@ Verify it, here or on another machine:
 
 
 def write_best(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
-    """A folder for the best kernel of each problem that has one; the folders.
+    """Write a folder for the best kernel of each problem that has one; return the folders.
 
-    Where a problem has none and an earlier export left a kernel that is refused now, that one goes away.
+    Where a problem has none, a kernel of an earlier export that is refused now is removed.
     """
     best = best_of(outcomes)
     for outcome in outcomes:
