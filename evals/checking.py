@@ -1,4 +1,4 @@
-"""One line a problem: can it be judged, and does it tell right from lazy? And what all lines come to."""
+"""`problems check`: can a problem be judged, and does it refuse lazy answers? One line a problem, and their summary."""
 
 import time
 from collections import Counter
@@ -31,14 +31,14 @@ from kernelwright.sandbox.verdict.settings import Accuracy, Settings
 Status = Literal["ok", "weak", "unsupported", "unsupported here", "broken", "failed"]
 ORDER: tuple[Status, ...] = ("ok", "weak", "unsupported", "unsupported here", "broken", "failed")
 TRIED_AGAIN = frozenset({"unsupported here", "failed"})
-"""What another try may change while the problem stays what it is."""
+"""Outcomes that another try may change although the problem is the same."""
 
 
 class Examined(NamedTuple):
     status: Status
     why: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
-    """In one word each, what makes it weak: `lazy`, `random`."""
+    """In one word each, the reasons for `weak`: `lazy`, `random`."""
 
 
 Examine = Callable[[Problem, Settings], Examined]
@@ -49,11 +49,11 @@ class Checked(Record):
     problem: str
     """Its id in its collection, its path or its name."""
     status: Status
-    """`unsupported`: sound, but more than the judge can do; `unsupported here`: than it can do on this machine;
-    `broken`: not what its format asks for; `failed`: the judge's own fault."""
+    """`weak`: degenerate; `unsupported`: sound, but beyond the judge; `unsupported here`: beyond it on this machine;
+    `broken`: against its format; `failed`: the judge's own fault."""
     why: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
-    """The reasons in one word each, where there are such; the first is the one that counts."""
+    """The reasons in one word each, where there are any; the first one counts."""
     digest: str = ""
     """Of the problem; empty where nothing could be read of it."""
     device: str = ""
@@ -61,7 +61,7 @@ class Checked(Record):
     dtype: str | None = None
     accuracy: Accuracy = "ieee"
     judge_version: Annotated[str, JUDGE_FIELD] = ""
-    """Another judge may find something else."""
+    """Another judge version may find something else."""
     seconds: float = 0.0
 
     @property
@@ -89,7 +89,7 @@ def begun(entry: Entry, settings: Settings) -> Checked:
 
 
 def check_entry(examine: Examine, settings: Settings, entry: Entry) -> Checked:
-    """The line of an entry. What can be told from its text is told without running it. Raises `MachineError`."""
+    """The line of an entry; it is run only where its text alone does not decide. Raises `MachineError`."""
     line = begun(entry, settings)
     if entry.problem is None:
         return line
@@ -113,7 +113,7 @@ def _examined(examine: Examine, settings: Settings, problem: Problem) -> Examine
         return Examined("broken", (str(error),))
     except MachineError:
         raise
-    except Exception as error:  # one problem, whatever it met, must not end the check of hundreds
+    except Exception as error:  # no fault in one problem may end the check of hundreds
         said = f"the judge itself failed ({type(error).__name__}: {error}); please report it"
         return Examined("failed", (said,))
 
@@ -138,7 +138,7 @@ def _reasons(lines: list[Checked]) -> str:
 
 
 class CheckedFile:
-    """Lines are appended as they come, so that a kill costs one. Use it as a context; None is no file at all."""
+    """A file to which each line is appended at once. Use it as a context; without a path nothing is written."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -146,7 +146,7 @@ class CheckedFile:
         self._known: dict[tuple[str | None, ...], Checked] = {}
 
     def __enter__(self) -> Self:
-        """Raises `ProblemError` for a file that holds something else, and where it can not be written."""
+        """Raises `ProblemError` for a file with other content, and where it cannot be written."""
         if self._path is None:
             return self
         try:
@@ -157,7 +157,7 @@ class CheckedFile:
             self._file = self._path.open("a", encoding="utf-8")
         except OSError as error:
             raise ProblemError(f"cannot write {self._path} ({error.strerror}); choose another --out") from error
-        if text and not text.endswith("\n"):  # a kill has cut the last line off
+        if text and not text.endswith("\n"):  # a killed process left part of a line
             self._file.write("\n")
         self._known = {line.key: line for line in lines}
         return self
@@ -167,7 +167,7 @@ class CheckedFile:
             self._file.close()
 
     def known(self, begun: Checked) -> Checked | None:
-        """The line that stands for this one; None where it has to be checked, be it again."""
+        """The known line for this one; None where it has to be checked, perhaps again."""
         found = self._known.get(begun.key)
         return None if found is None or found.status in TRIED_AGAIN else found
 
@@ -203,7 +203,7 @@ class _Reweighted:
 
 
 def examine_problem(problem: Problem, settings: Settings) -> Examined:
-    """What a run in the jail tells of a problem. Raises what its reference is refused for, and `MachineError`."""
+    """Examine a problem in the jail. Raises the reason why its reference is refused, and `MachineError`."""
     try:
         with device_held(settings):
             findings = within_memory(problem, lambda: _findings(problem, settings))
@@ -220,19 +220,19 @@ class _Planned(ReferenceSession):
 
 def _findings(problem: Problem, settings: Settings) -> list[Finding]:
     with closing(_Planned(problem, settings)) as reference:
-        reference.sample = None  # no candidate comes that is equipped like it
+        reference.sample = None  # there is no candidate to be prepared like it
         with reference.subject() as subject:
             reweighted = _Reweighted(subject) if reference.changing else None
             findings = examine(subject, tolerance_of(problem, settings.accuracy), reweighted)
         if {"random", "dropout"} & {finding.kind for finding in findings}:
-            _ = reference.is_random  # raises where no seed has it draw alike
+            _ = reference.is_random  # raises where no seed makes it draw the same
         return findings + _handed_over(reference, problem)
 
 
 def _handed_over(reference: ReferenceSession, problem: Problem) -> list[Finding]:
     """Raise `UnsupportedProblem` where a model of the same class with the same weights answers otherwise.
 
-    Such a one is all that a candidate can be. Where there is no room for a second model that is told.
+    No candidate could do better. Without memory for a second model there is a finding instead.
     """
     try:
         values = reference.draw()._replace(seed=SEED)
@@ -248,7 +248,7 @@ def _handed_over(reference: ReferenceSession, problem: Problem) -> list[Finding]
 
 
 def _give_back(settings: Settings) -> None:
-    """Leave no memory of this problem to the next one's account."""
+    """Free this problem's memory, so that it does not count for the next one."""
     if settings.gpu:
         from kernelwright.sandbox.calls.memory_relief import free_cached_memory
 

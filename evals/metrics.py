@@ -101,7 +101,7 @@ def geometric_mean(ratios: Sequence[float]) -> Estimate:
 
 
 def credited(low: float | None) -> float:
-    """What a ranking credits for one problem: the lower end of the speedup's interval, and 1 where there is no gain.
+    """The credit of a ranking for one problem: the lower end of the speedup's interval, and 1 where there is no gain.
 
     Without a faster kernel PyTorch remains in use. So nothing counts below 1, and a failure neither drops out of the
     mean nor drags it to zero.

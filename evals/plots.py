@@ -1,6 +1,6 @@
 """A run or a score as one picture (SVG), drawn from its log alone: the same run gives the same picture.
 
-It asks for nothing from outside, not even a font.
+It loads nothing from outside, not even a font.
 """
 
 import math
@@ -18,7 +18,7 @@ from kernelwright.sandbox.verdict.verdicts import Passed
 
 WIDTH, HEAD, ROW, FOOT = 900, 62, 46, 40
 LEFT, RIGHT = 330, 640
-"""Where the axis begins and ends; to its right stand the words for the best."""
+"""The ends of the axis; the words for the best are to its right."""
 TICKS = tuple(digit * 10.0**power for power in range(-4, 5) for digit in (1, 2, 5))
 STYLE = """
 .ground { fill: #fff; stroke: #d5dae1; } text { font: 13px system-ui, sans-serif; fill: #1c2128; }
@@ -115,8 +115,8 @@ def _row(name: str, view: View, axis: Axis, top: int) -> str:
 def _point(attempt: Attempt, axis: Axis, y: int) -> str:
     if attempt.speedup is None:
         return ""
-    told = f"<title>attempt {attempt.number}: {attempt.speedup:.2f} x{attempt.marks}</title>"
-    return f'<circle class="right" cx="{axis.at(attempt.speedup)}" cy="{y}" r="4">{told}</circle>'
+    hint = f"<title>attempt {attempt.number}: {attempt.speedup:.2f} x{attempt.marks}</title>"
+    return f'<circle class="right" cx="{axis.at(attempt.speedup)}" cy="{y}" r="4">{hint}</circle>'
 
 
 def _best(attempt: Attempt, axis: Axis, y: int) -> str:
@@ -136,8 +136,8 @@ def _best(attempt: Attempt, axis: Axis, y: int) -> str:
 def _ends(attempts: tuple[Attempt, ...]) -> str:
     count = f"{len(attempts)} attempt{'' if len(attempts) == 1 else 's'}"
     failures = Counter(attempt.outcome for attempt in attempts if not attempt.passed)
-    told = ", ".join(f"{number} {outcome}" for outcome, number in failures.most_common(2))
-    return f"{count}: {told}" if told else count
+    most = ", ".join(f"{number} {outcome}" for outcome, number in failures.most_common(2))
+    return f"{count}: {most}" if most else count
 
 
 def _svg_text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:

@@ -1,9 +1,8 @@
 """The tables of a leaderboard: their columns, on a terminal, in Markdown, CSV and JSON, and as one HTML page. Pure.
 
 A column is a heading with the function that gives its text. A new one is a line in `ROW_COLUMNS` for the entrants, in
-`GROUP_COLUMNS` for their levels and families, in `CELL_COLUMNS` for each number with its record. It is then in the
-terminal, in Markdown and on the HTML page. What is computed of several kernels takes `board.ranked(row)`, which leaves
-weak problems out, and a function of `evals.metrics`.
+`GROUP_COLUMNS` for their levels and families, or in `CELL_COLUMNS` for each number. It is then on the terminal, in
+Markdown and on the HTML page. A column over several kernels takes `board.ranked(row)`, without degenerate problems.
 """
 
 import csv
@@ -66,7 +65,7 @@ ROW_COLUMNS: dict[str, RowText] = {
     "verified": lambda row, board: f"{row.verified}/{sum(1 for cell in row.cells if cell.run)}",
     "to re-judge": lambda row, board: str(row.stale),
 }
-"""One line an entrant. What a user's own metrics add stands behind these."""
+"""One line an entrant. A user's own metrics follow these."""
 
 
 def _attempts(effort: Effort | None) -> str:
@@ -126,7 +125,7 @@ CELL_COLUMNS: dict[str, Callable[[LeaderboardCell], str]] = {
     "attempt": lambda cell: cell.attempt or MISSING,
     "record": lambda cell: cell.record or MISSING,
 }
-"""One line an entrant and problem: the number that counts, and where its record is."""
+"""One line an entrant and problem: the number that counts, and its record."""
 
 
 def headings(board: Board) -> tuple[str, ...]:
@@ -148,12 +147,12 @@ def cell_texts(cell: LeaderboardCell) -> list[str]:
 
 
 IN_FRONT = 2
-"""Columns that each table begins with: rank and model, by which its rows are known."""
+"""The number of columns that each table begins with: rank and model, which identify its rows."""
 NAMES = frozenset({"model", "strategy", "target"})
-"""Columns whose words may be broken where there is no room: they come from outside and can be of any length."""
+"""Columns whose words may be broken for lack of space: they come from outside and can be of any length."""
 LEAST_OF_A_NAME = 12
 FRAME, BETWEEN = 1, 3
-"""What the lines around a table take, and each column beside its text."""
+"""The width of the lines around a table, and that of each column besides its text."""
 
 
 class TerminalColumn(NamedTuple):
@@ -161,7 +160,7 @@ class TerminalColumn(NamedTuple):
 
     @property
     def least(self) -> int:
-        """The width at which no word of the heading is broken, and no cell; of a long name as much as has to be."""
+        """The width at which no word of the heading and no cell is broken; of a long name the least part."""
         cells = _longest(self.texts[1:])
         return max(_longest(self.texts[0].split()), min(LEAST_OF_A_NAME, cells) if self.texts[0] in NAMES else cells)
 
@@ -210,7 +209,7 @@ def _longest(texts: Iterable[str]) -> int:
 
 
 def unranked(board: Board) -> str:
-    """Which problems are not ranked, each with the reason that its cells give."""
+    """The problems that are not ranked, each with the reason in its cells."""
     why = {cell.problem: cell.why for row in board.rows for cell in row.cells if cell.status == "weak problem"}
     return "Not ranked: " + ", ".join(f"{name} ({why[name]})" if why.get(name) else name for name in board.weak)
 
@@ -238,12 +237,12 @@ def _md_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows under names, in Markdown; the texts as they are."""
+    """Rows under names, in Markdown; the texts are not escaped."""
     return "\n".join(f"| {' | '.join(line)} |" for line in [names, ["---"] * len(names), *rows])
 
 
 def in_markdown(text: str) -> str:
-    """Text that stays text in a table: names come from configurations and files."""
+    """Escape a text for a table: names come from configurations and files."""
     for mark in "\\|<>`*_[]":
         text = text.replace(mark, f"\\{mark}")
     return " ".join(text.split())

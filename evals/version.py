@@ -1,4 +1,4 @@
-"""Which kernelwright this is: for the header of a run, and for a report of a bug."""
+"""The version and commit of this kernelwright, for the header of a run and for a bug report."""
 
 import subprocess
 import tomllib

@@ -36,11 +36,11 @@ ProblemText = Literal["reference", "manifest"]
 """Of a problem written as a folder: `reference.py` and `problem.toml`."""
 SIDES = ("best", *BASELINES)
 SAMPLE_DIGITS = 4
-"""Of the samples that are plotted; the log has them whole."""
+"""Of the samples that are plotted; the log has all digits."""
 
 
 class RunModel:
-    """One run, read anew when it has grown. An attempt's interval is derived once, in some 2 ms."""
+    """The data of a run or a score; `refresh` reads what the log has got since."""
 
     def __init__(self, log: RunLog) -> None:
         self.log = log
@@ -49,13 +49,11 @@ class RunModel:
         self._last = 0
         self.refresh()
 
-    def refresh(self) -> bool:
-        before = self._last
-        for event in self.log.events(after=before):
+    def refresh(self) -> None:
+        for event in self.log.events(after=self._last):
             self._last = event.seq
             if event.problem in self.views:
                 self.views[event.problem] = self.views[event.problem].after(event)
-        return self._last > before
 
     def index(self) -> Data:
         header = self.log.header
@@ -139,7 +137,7 @@ class RunModel:
 def reproduction(folder: Path, problem: str, attempt: Attempt) -> str:
     """Commands that judge an attempt again, by all rules of its problem, on any machine that has the run.
 
-    The last one needs no run: both texts of the problem are in the pages, so who has them alone can write the folder.
+    The last one needs no run: both texts of the problem are in the pages.
     """
     show, name = f"kernelwright show {shlex.quote(str(folder))}", shlex.quote(problem)
     return "\n".join(
@@ -154,7 +152,7 @@ def reproduction(folder: Path, problem: str, attempt: Attempt) -> str:
 
 
 def attempt_of(view: View, number: int) -> Attempt:
-    """The attempt of that number; `RunLogError`, for a user who asked for it, where there is none."""
+    """The attempt of that number. Raises `RunLogError` where there is none."""
     if not 1 <= number <= len(view.attempts):
         there = f"1 to {len(view.attempts)}" if view.attempts else "none yet"
         raise RunLogError(f"problem {view.problem!r} has no attempt {number}; there are: {there}")
@@ -162,7 +160,7 @@ def attempt_of(view: View, number: int) -> Attempt:
 
 
 def source_of(log: RunLog, problem: str, what: int | ProblemText) -> str | None:
-    """The source of an attempt's candidate, None where its reply held none; or a text of the problem.
+    """The source of an attempt's candidate, None without one; or a text of the problem.
 
     Raises `RunLogError` where the run has no such problem or attempt.
     """
@@ -180,7 +178,7 @@ def _passed(attempt: Attempt) -> Passed | None:
 
 
 def _said(verdict: Passed, side: str) -> str | None:
-    """The speedup against a baseline in words, with its interval and what is in doubt."""
+    """The speedup against a baseline in words, with its interval and its doubts."""
     found = verdict.measurement
     pairing = found.against(BASELINES[side]) if side in BASELINES else found.closest
     return speedup_words(verdict, pairing).replace(" x", " \u00d7", 1) if pairing else None
@@ -269,10 +267,10 @@ STRICT = '"use strict";\n'
 
 
 def page(title: str, form: Literal["file", "live"], data: Mapping[str, str]) -> str:
-    """The whole page. `data` are base64 texts by the id of the element that holds each.
+    """The complete page. `data` are base64 texts by the id of the element that holds each.
 
-    Everything that it says about a run comes out of that data, through scripts that make elements from text; the page's
-    policy lets run only the script that stands in it, and ask only what gave it (a file: nothing).
+    Scripts make elements from the text of that data. The page's policy allows only its own script, and requests only to
+    its own server (a file: none).
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -318,13 +316,13 @@ def _text(name: str) -> str:
 
 
 CHUNK = 25
-"""Attempts that are unpacked together."""
+"""The number of attempts that are unpacked together."""
 LARGEST_BYTES = 5_000_000
 LIMITS = (200_000, 60_000, 20_000, 8_000, 4_000)
-"""Characters of a text that are kept; the first limit under which the file is small enough is taken."""
+"""Characters that are kept of a text; the first limit is taken that makes the file small enough."""
 TEXTS = ("source", "reply", "reasoning")
 SHORTEST_SHARED = 60
-"""Characters below which a text is not worth a name of its own."""
+"""The least number of characters of a text that is shared under a name."""
 
 
 def export(folder: Path, out: Path) -> int:
@@ -340,7 +338,7 @@ def export(folder: Path, out: Path) -> int:
 
 
 def exported(model: RunModel) -> str:
-    """The file's text. Long texts are cut where the whole would become too large, and say so."""
+    """The file's text. Where it would become too large, long texts are cut, and say so."""
     details = {
         (name, attempt.number): model.detail(name, attempt.number)
         for name, view in model.views.items()
@@ -364,8 +362,8 @@ def _packed(model: RunModel, details: dict[tuple[str, int], Data], limit: int) -
             own = chunks.setdefault(name, {"attempts": {}, "texts": {}})
             own["attempts"][f"{problem['name']}/{number}"] = texts.detail(problem["name"], number, own["texts"])
     references = {name: problem.source for name, problem in model.problems.items()}
-    whole = {"index": index, "shared": {"texts": texts.shared, "references": references}} | chunks
-    return {name: _pack(value) for name, value in whole.items()}
+    data = {"index": index, "shared": {"texts": texts.shared, "references": references}} | chunks
+    return {name: _pack(value) for name, value in data.items()}
 
 
 def _pack(value: Any) -> str:
@@ -387,14 +385,9 @@ class _Texts:
         counts = Counter(section["text"] for detail in details.values() for section in detail["sections"])
         self.shared = {_name(text): self._cut(text) for text, count in counts.items() if count > 1}
         for number, detail in details.items():
-            for child in self._children(number, detail):
-                self.shared[_name(child)] = self._cut(child)
-
-    def _children(self, number: tuple[str, int], detail: Data) -> list[str]:
-        """The parent's source, where the attempt's prompt quotes it."""
-        source = self._parent_source(number, detail)
-        quotes = source and any(source in section["text"] for section in detail["sections"] if not section["stable"])
-        return [source] if source and quotes else []
+            source = self._parent_source(number, detail)
+            if source and any(source in one["text"] for one in detail["sections"] if not one["stable"]):
+                self.shared[_name(source)] = self._cut(source)
 
     def _parent_source(self, number: tuple[str, int], detail: Data) -> str | None:
         parent = self._details.get((number[0], detail["parent"] or 0))
