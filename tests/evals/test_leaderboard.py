@@ -1,3 +1,5 @@
+"""Boards rank entrants by what counts of their kernels; two runs are compared by pairs."""
+
 import csv
 import io
 import json
@@ -8,9 +10,9 @@ import pytest
 from kernelwright.agent.log.events import Resumed
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.evals import tables
-from kernelwright.evals.leaderboard import boards
+from kernelwright.evals.leaderboard import MetricError, boards, compare_runs, load_metrics, with_metrics
 from kernelwright.evals.metrics import summarize
-from kernelwright.evals.tables import CELL_COLUMNS, ROW_COLUMNS, cell_texts, unranked
+from kernelwright.evals.tables import CELL_COLUMNS, FORMATS, ROW_COLUMNS, cell_texts, headings, row_texts, unranked
 from kernelwright.evals.verdict_store import JudgedKernel, run_summary
 from tests.support.runs import Writer, doubted, failed, passed, problem, setting, writing
 
@@ -224,3 +226,110 @@ def test_what_was_measured_only_to_choose_is_shown_and_counts_where_asked_for_or
     assert asked.cells[0].status == "unverified" and asked.score > 3
     verified = only_board(run, verifications=again(passed(3.0, spread=0.0)))
     assert verified.rows[0].cells[0].status == "verified"
+
+
+def test_ratios_are_paired_by_problem(tmp_path):
+    found = compare_runs(run_of(tmp_path, "a", [1.0, 2.0]), run_of(tmp_path, "b", [2.0, 2.0]))
+    assert [pair.ratio for pair in found.pairs] == [pytest.approx(2.0), pytest.approx(1.0)]
+
+
+def test_a_problem_that_only_one_solved_is_a_win_without_a_ratio(tmp_path):
+    found = compare_runs(run_of(tmp_path, "a", [None, 2.0]), run_of(tmp_path, "b", [2.0, 2.0]))
+    assert (found.wins, found.losses, found.pairs[0].ratio) == (1, 0, None)
+
+
+def test_overlapping_intervals_are_no_win(tmp_path):
+    noisy = [passed(speedup, random.Random(seed), spread=0.4) for seed, speedup in enumerate((1.5, 1.55))]
+    found = compare_runs(run_of(tmp_path, "a", noisy[:1]), run_of(tmp_path, "b", noisy[1:]))
+    assert (found.wins, found.losses, found.p_value) == (0, 0, 1.0)
+
+
+def test_four_clear_wins_of_four_are_one_in_eight_by_chance(tmp_path):
+    found = compare_runs(run_of(tmp_path, "a", [1.0] * 4), run_of(tmp_path, "b", [2.0] * 4))
+    assert (found.wins, found.p_value) == (4, pytest.approx(0.125))
+
+
+def test_runs_without_a_shared_problem_are_refused(tmp_path):
+    first = run_of(tmp_path, "a", [1.0])
+    second = first.model_copy(update={"problems": (), "run": "b"})
+    with pytest.raises(ValueError, match="share no problem"):
+        compare_runs(first, second)
+
+
+def test_runs_of_two_clocks_are_not_compared_and_a_doubtful_speedup_counts_as_1(tmp_path):
+    old, new = run_of(tmp_path, "a", [doubted(9.0, "events")]), run_of(tmp_path, "b", [doubted(2.0, "confirmed")])
+    found = compare_runs(old, new)
+    assert (found.ratio, found.wins, found.losses, found.pairs[0].timing_clocks) == (None, 0, 0, ("events", "gpu_time"))
+    doubtful = run_of(tmp_path, "c", [doubted(9.0, "unconfirmed")])
+    assert compare_runs(new, doubtful).pairs[0].ratio == pytest.approx(0.5)
+
+
+WORST = """
+def worst(cells):
+    found = [cell.result().speedup for cell in cells if cell.result().speedup is not None]
+    return min(found, default=None)
+
+
+def attempts(cells):
+    return sum(cell.attempts for cell in cells)
+
+
+def faulty(cells):
+    return 1 / 0
+
+
+def wordy(cells):
+    return "fast"
+"""
+
+
+@pytest.fixture
+def board(tmp_path):
+    return only_board(run_of(tmp_path, "a", [4.0, 2.0, None]))
+
+
+@pytest.fixture
+def named(tmp_path):
+    (tmp_path / "mine.py").write_text(WORST)
+    return lambda *names: load_metrics([f"{tmp_path / 'mine.py'}:{name}" for name in names])
+
+
+def test_a_metric_is_a_column_after_all_others(board, named):
+    (found,) = with_metrics([board], named("worst", "attempts"))
+    assert headings(found)[-2:] == ("worst", "attempts")
+    assert row_texts(found.rows[0], found)[-2:] == ["2", "3"]
+
+
+def test_a_metric_sees_the_ranked_problems_alone_and_may_be_without_a_value(board, named, tmp_path):
+    weak = board.model_copy(update={"weak": ("two",)})
+    (found,) = with_metrics([weak], named("worst"))
+    assert found.rows[0].own == {"worst": pytest.approx(4.0)}
+    (found,) = with_metrics([only_board(run_of(tmp_path, "b", [None]))], named("worst"))
+    assert found.rows[0].own == {"worst": None} and row_texts(found.rows[0], found)[-1] == "-"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_can_be_written(board, named, form):
+    text = FORMATS[form](with_metrics([board], named("worst")))
+    assert "worst" in text or form == "csv"
+    if form == "json":
+        assert json.loads(text)["boards"][0]["rows"][0]["own"]["worst"] == pytest.approx(2.0)
+    if form == "csv":
+        assert len(list(csv.DictReader(text.splitlines()))) == 3, "its lines stay those of cells"
+
+
+@pytest.mark.parametrize("name", ["faulty", "wordy"])
+def test_a_metric_that_gives_no_number_is_told(board, named, name):
+    with pytest.raises(MetricError, match=f"metric '{name}' failed .*; correct it"):
+        with_metrics([board], named(name))
+
+
+def test_what_can_not_be_found_is_told(named):
+    with pytest.raises(MetricError, match=r"'best'.*\(cells\)"):
+        named("best")
+    with pytest.raises(MetricError, match=r"'mine'.*file.py:function"):
+        load_metrics(["mine"])
+    with pytest.raises(MetricError, match=r"no metric file gone.py"):
+        load_metrics(["gone.py:worst"])
+    with pytest.raises(MetricError, match=r"two .*'worst'"):
+        named("worst", "worst")

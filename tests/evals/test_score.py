@@ -1,7 +1,13 @@
+"""Candidate files find their problems, and each is in one shard."""
+
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kernelwright.evals.metrics import level_of
-from kernelwright.evals.score import collect_candidates, collect_problems
+from kernelwright.evals.score import CandidateFile, Shard, collect_candidates, collect_problems
 from kernelwright.problems import ProblemError
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from tests.support.problems import PROBLEM, RIGHT
@@ -71,3 +77,12 @@ def test_a_folder_without_problems_and_a_missing_one_of_candidates_are_told(tmp_
 
 def test_text_that_is_no_python_is_a_candidate_for_the_scan_to_refuse():
     assert candidate_of("x = (").language == "python"
+
+
+FILES = [CandidateFile(f"p{i % 3}", f"{i}.py", Path(f"{i}.py")) for i in range(60)]
+
+
+@given(st.integers(1, 12))
+def test_each_file_is_in_exactly_one_shard(parts):
+    shards = [Shard(number, parts) for number in range(1, parts + 1)]
+    assert all(sum(shard.has(file) for shard in shards) == 1 for file in FILES)
