@@ -30,6 +30,7 @@ from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.report import DOUBTS, LAUNCH_BOUND, USUAL, others_of, report, speedup_words
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
 
+TEMPLATES = Path(__file__).parents[1] / "templates"
 BENCH_ID = re.compile(r"level(\d+)/(\d+)")
 
 
@@ -206,30 +207,6 @@ def write_folder(folder: Path, samples: Sequence[Sample], places: Places | None 
     return written
 
 
-CARD = """---
-configs:
-- config_name: default
-  data_files: data/{file}
-tags:
-- kernels
-- code
----
-
-# Judged kernels
-
-{count} candidates for {problems} problems, {passed} of them right, judged by kernelwright on {devices}.
-
-One row a candidate. `source` is the candidate and `reference` the PyTorch program that it replaces, both as they were
-judged; `outcome` is `passed` or `failed`, with `stage` and `reason`; `speedup` is against the fastest baseline at
-equal accuracy, which `against` names, with the ends of its 95 % interval, and `speedup_any` against the fastest of all.
-It counts as at most 1 where `comparison` is `too_noisy` or `unconfirmed`. `timing_clock` says what the times are:
-compare none of two clocks. `speedup_eager`, `speedup_shipped` and `speedup_compiled` are
-against strict eager, eager under PyTorch's own switches and the fastest torch.compile mode; times are medians in ms;
-`report` is the judge's whole report as JSON, with every raw sample. `confirmed` says that a fresh judge gave this
-verdict, in the place of an earlier one; `effort` how much the measurement cost: `rank` in full, `search` enough to
-choose. What is not known is null. The texts were written by language models; say under
-which licence you publish them.
-"""
 SHORT = (
     "outcome", "stage", "reason", "speedup", "speedup_low", "speedup_high", "speedup_any", "comparison", "timing_clock",
     "candidate_ms", "against", "effort", *USUAL,
@@ -276,46 +253,18 @@ def write_rows(path: Path, outcomes: Sequence[Outcome]) -> None:
 def write_data_set(folder: Path, outcomes: Sequence[Outcome]) -> None:
     name = "train.jsonl"
     write_rows(folder / "data" / name, outcomes)
-    card = CARD.format(
-        file=name,
-        count=len(outcomes),
-        problems=len({outcome.problem.digest for outcome in outcomes}),
-        passed=sum(outcome.passed for outcome in outcomes),
-        devices=", ".join(sorted({outcome.device for outcome in outcomes})) or "no device",
+    card = (
+        (TEMPLATES / "card.md")
+        .read_text(encoding="utf-8")
+        .format(
+            file=name,
+            count=len(outcomes),
+            problems=len({outcome.problem.digest for outcome in outcomes}),
+            passed=sum(outcome.passed for outcome in outcomes),
+            devices=", ".join(sorted({outcome.device for outcome in outcomes})) or "no device",
+        )
     )
     write_atomically(folder / "README.md", card)
-
-
-USE = Path(__file__).parents[1] / "templates" / "use.py.txt"
-"""Copied next to a kept kernel as `use.py`."""
-README = """# {title}
-
-The best kernel of run `{run}` for `{name}`: attempt {attempt}, by `{model}`.
-
-- {speedup} against the fastest baseline at equal accuracy, {against}{others} ({baselines})
-- candidate {candidate_ms:.4g} ms on {device}{how}, by the clock `{clock}`{doubts}
-- judged with: {versions}
-
-| file | is |
-|---|---|
-| `candidate.py` | the kernel, as class `ModelNew`; needs nothing else from here |
-| `problem/` | what it replaces and the rules that it was judged by |
-| `verdict.json` | the judge's report, with every raw sample |
-| `use.py` | puts the kernel into a model; run by itself it tries the kernel once |
-
-Use it in a model:
-
-```
-from use import load, replace
-replace(my_model, "name.of.the.submodule", load())
-```
-
-Verify it, here or on another machine:
-
-```
-{judge_again}
-```
-"""
 
 
 def write_best(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
@@ -351,7 +300,7 @@ def write_kept(folder: Path, outcome: Outcome) -> Path:
     texts = {
         "candidate.py": outcome.sample.candidate.source,
         "verdict.json": json.dumps(report(outcome.verdict) | about | facts, indent=2) + "\n",
-        "use.py": USE.read_text(encoding="utf-8"),
+        "use.py": (TEMPLATES / "use.py.txt").read_text(encoding="utf-8"),
         "README.md": _readme(outcome, outcome.verdict, facts),
     }
     for name, text in texts.items():
@@ -362,21 +311,25 @@ def write_kept(folder: Path, outcome: Outcome) -> Path:
 def _readme(outcome: Outcome, verdict: Passed, facts: dict[str, object]) -> str:
     measurement = verdict.measurement
     doubts = DOUBTS.get(measurement.comparison, ""), LAUNCH_BOUND if measurement.is_launch_bound else ""
-    return README.format(
-        title=outcome.problem.title,
-        name=outcome.problem.name,
-        run=facts.get("run", "?"),
-        attempt=facts.get("attempt", "?"),
-        model=facts.get("model", "?"),
-        speedup=speedup_words(verdict),
-        against=measurement.closest.baseline,
-        others=others_of(measurement),
-        clock=measurement.timing_clock,
-        doubts="".join(f"\n- {line}" for line in doubts if line),
-        baselines=", ".join(f"{name} {ms:.4g} ms" for name, ms in measurement.baselines_ms.items()),
-        candidate_ms=measurement.candidate_ms,
-        device=outcome.device,
-        how=", measured by a second judge, in new processes and with new seeds" if facts.get("confirmed") else "",
-        judge_again=JUDGE_AGAIN + device_option(verdict),
-        versions=", ".join(f"{name} {version}" for name, version in verdict.evidence.versions.items()),
+    return (
+        (TEMPLATES / "kept.md")
+        .read_text(encoding="utf-8")
+        .format(
+            title=outcome.problem.title,
+            name=outcome.problem.name,
+            run=facts.get("run", "?"),
+            attempt=facts.get("attempt", "?"),
+            model=facts.get("model", "?"),
+            speedup=speedup_words(verdict),
+            against=measurement.closest.baseline,
+            others=others_of(measurement),
+            clock=measurement.timing_clock,
+            doubts="".join(f"\n- {line}" for line in doubts if line),
+            baselines=", ".join(f"{name} {ms:.4g} ms" for name, ms in measurement.baselines_ms.items()),
+            candidate_ms=measurement.candidate_ms,
+            device=outcome.device,
+            how=", measured by a second judge, in new processes and with new seeds" if facts.get("confirmed") else "",
+            judge_again=JUDGE_AGAIN + device_option(verdict),
+            versions=", ".join(f"{name} {version}" for name, version in verdict.evidence.versions.items()),
+        )
     )
