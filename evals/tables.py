@@ -8,7 +8,7 @@ Markdown and on the HTML page. A column over several kernels takes `board.ranked
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from rich.box import SIMPLE
@@ -170,34 +170,29 @@ class TerminalColumn(NamedTuple):
 
 
 def board_tables(board: Board, width: int) -> list[Table]:
+    """As many tables as the width takes for all columns; each begins with the first `IN_FRONT` of them."""
     rows = [headings(board), *(row_texts(row, board) for row in board.rows)]
     columns = [TerminalColumn(tuple(escaped(text) for text in texts)) for texts in zip(*rows, strict=True)]
-    tables = [_table(group, width) for group in _groups(columns, width)]
+    groups = [columns[:IN_FRONT]]
+    for column in columns[IN_FRONT:]:
+        if len(groups[-1]) > IN_FRONT and _space([*groups[-1], column], width) < 0:
+            groups.append(columns[:IN_FRONT])
+        groups[-1].append(column)
+    tables = [_table(group, width) for group in groups]
     tables[0].title = Text(escaped(board.device))
     return tables
 
 
-def _groups(columns: list[TerminalColumn], width: int) -> Iterator[list[TerminalColumn]]:
-    front = columns[:IN_FRONT]
-    group = list(front)
-    for column in columns[IN_FRONT:]:
-        if len(group) > IN_FRONT and _room([*group, column], width) < 0:
-            yield group
-            group = list(front)
-        group.append(column)
-    yield group
-
-
-def _room(group: list[TerminalColumn], width: int) -> int:
+def _space(group: list[TerminalColumn], width: int) -> int:
     return width - FRAME - sum(column.least + BETWEEN for column in group)
 
 
 def _table(group: list[TerminalColumn], width: int) -> Table:
     table = Table(title_justify="left", box=SIMPLE)
-    room = max(0, _room(group, width))
+    space = max(0, _space(group, width))
     for column in group:
-        more = min(room, max(0, column.wanted - column.least))
-        room -= more
+        more = min(space, max(0, column.wanted - column.least))
+        space -= more
         table.add_column(Text(column.texts[0]), overflow="fold", width=column.least + more)
     for cells in zip(*(column.texts[1:] for column in group), strict=True):
         table.add_row(*(Text(cell) for cell in cells))
