@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from bench.chosen import chosen
 from bench.recorded import recorded_source
 from kernelwright.agent.providers.recorded import recorded_targets
-from kernelwright.evals.runs.prompting import default_size
+from kernelwright.evals.runs import default_size
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.verdict.settings import Settings

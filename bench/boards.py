@@ -1,7 +1,7 @@
 """A leaderboard over 100,000 attempts, beside doing nothing.
 
 Ten runs of a hundred problems with a hundred attempts each. A run keeps what a leaderboard asks beside its log when it
-ends (`evals.runs.facts`); that is what is timed. How long it takes without, from the logs alone, is printed first.
+ends (`evals.verdict_store`); that is what is timed. How long it takes without, from the logs alone, is printed first.
 """
 
 import tempfile
@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from bench.comparison import Comparison, in_turn
-from kernelwright.evals.boards.leaderboard import boards
-from kernelwright.evals.runs.facts import all_facts
+from kernelwright.evals.leaderboard import boards
+from kernelwright.evals.verdict_store import summaries
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from tests.support.runs import made_run
 
@@ -32,6 +32,6 @@ def run() -> Comparison:
 
 
 def _board(place: str) -> None:
-    (board,) = boards(all_facts([Path(place)]), str(JUDGE_VERSION))
+    (board,) = boards(summaries([Path(place)]), str(JUDGE_VERSION))
     attempts = sum(cell.attempts for row in board.rows for cell in row.cells)
     assert attempts == RUNS * PROBLEMS * ATTEMPTS, attempts

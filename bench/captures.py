@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.placebo import itself
-from kernelwright.evals.formats.checking import check_entry, examine_problem
+from kernelwright.evals.checking import check_entry, examine_problem
 from kernelwright.problems import load_problem
 from kernelwright.problems.formats import Entry
 from kernelwright.programs.record import read_capture, read_split

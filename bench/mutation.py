@@ -17,7 +17,7 @@ SUBJECTS = {
     ),
     "strategies": ("agent/strategies.py",),
     "replies": ("agent/replies.py",),
-    "metrics": ("evals/figures.py",),
+    "metrics": ("evals/metrics.py",),
 }
 """Files that mutants are drawn from. Only `--draw` reads them."""
 PACKAGES = ("kernelwright_child", "problems", "prompts", "sandbox", "agent", "evals", "programs", "kernelwright")

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from bench.chosen import chosen
 from bench.recorded import recorded_source
 from kernelwright.agent.providers.recorded import read_session, recorded_targets
-from kernelwright.evals.runs.prompting import default_size
+from kernelwright.evals.runs import default_size
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.sandbox.jail.zygote import become_a_judge
 from kernelwright.sandbox.judge.judging import Judge

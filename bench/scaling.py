@@ -20,7 +20,7 @@ from bench.simulated.clock import run_simulated
 from bench.simulated.executor import Load, SimulatedExecutor, Times, search_many
 from bench.simulated.many import run_many
 from kernelwright.agent.config import SearchConfig
-from kernelwright.evals.scores.judgements import Judgement, Judgements
+from kernelwright.evals.verdict_store import Judgement, VerdictStore
 from kernelwright.problems import Problem
 from kernelwright.problems.languages import LanguageName
 from kernelwright.sandbox.pool.devices import own_cores
@@ -176,7 +176,7 @@ def commit_s() -> float:
     """Seconds to commit one passing verdict of the usual size to a store of verdicts on this disk."""
     verdict = _passing()
     conditions = Conditions.here("bench", {})
-    with tempfile.TemporaryDirectory() as folder, Judgements(Path(folder) / "scores.db") as store:
+    with tempfile.TemporaryDirectory() as folder, VerdictStore(Path(folder) / "scores.db") as store:
         start = time.perf_counter()
         for number in range(STORED):
             store.add(

@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.comparison import Comparison, in_turn
-from kernelwright.evals.scores.judgements import Judgement, Judgements
-from kernelwright.evals.scores.scoring import DATABASE, source_digest
+from kernelwright.evals.verdict_store import DATABASE, Judgement, VerdictStore, source_digest
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.pool.devices import device_of
 from kernelwright.sandbox.pool.protocol import Conditions
@@ -38,7 +37,7 @@ def _lay_out(place: Path) -> None:
     settings = Settings()
     conditions = Conditions.here(device_of(settings), settings.model_dump(mode="json"))
     (place / "problems").mkdir()
-    with Judgements(place / "scores" / DATABASE) as store:
+    with VerdictStore(place / "scores" / DATABASE) as store:
         for number in range(PROBLEMS):
             path = place / "problems" / f"p{number}.py"
             path.write_text(REFERENCE)

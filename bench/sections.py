@@ -14,8 +14,8 @@ from bench.gpu_facts import Report
 from bench.results.figures import by_idea, by_role
 from bench.results.index import Kept, indexed
 from bench.results.records import Searched, read_lines, searched, write_lines
-from kernelwright.evals.boards.tables import number_text
-from kernelwright.evals.figures import geometric_mean
+from kernelwright.evals.metrics import geometric_mean
+from kernelwright.evals.tables import number_text
 from kernelwright.sandbox.verdict.verdicts import Passed
 
 RECORDED = "recorded"

@@ -23,8 +23,7 @@ from kernelwright.agent.providers.recorded import (
     session_folder,
     sessions_folder,
 )
-from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
-from kernelwright.evals.runs.running import Plan, Running
+from kernelwright.evals.runs import Plan, PromptChoice, Running, show_prompt
 from kernelwright.problems import catalog_names
 from kernelwright.prompts import Target
 

@@ -1,1 +1,1 @@
-"""How good is it: many problems in one go, and what came out, from the record alone."""
+"""Many problems in one go, and their results, from the record alone."""

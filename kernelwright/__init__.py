@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernelwright.evals.runs.running import run
+    from kernelwright.evals.runs import run
     from kernelwright.integrations.reward import Reward, RewardTerms, reward
     from kernelwright.problems import Problem, load_problem
     from kernelwright.programs.apply.kept import apply
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "evals.runs.running": ("run",),
+    "evals.runs": ("run",),
     "integrations.reward": ("Reward", "RewardTerms", "reward"),
     "problems": ("Problem", "load_problem"),
     "programs.apply.kept": ("apply",),

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from bench.gpu_facts import Report
 from bench.others.records import OURS, RECORDS, THEIRS, Row, add_rows
-from kernelwright.evals.boards.tables import in_markdown, markdown_table, number_text, share_text
-from kernelwright.evals.figures import geometric_mean
+from kernelwright.evals.metrics import geometric_mean
+from kernelwright.evals.tables import in_markdown, markdown_table, number_text, share_text
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.report import counted_speedup
 from kernelwright.sandbox.verdict.settings import Accuracy

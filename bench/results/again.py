@@ -10,9 +10,9 @@ from pathlib import Path
 from bench.results.index import AGAIN, Kept, meet, read_index, write_index
 from bench.results.records import read_lines, write_lines
 from kernelwright.agent.briefs import sheet_for
-from kernelwright.evals.boards.verifying import judged_here
-from kernelwright.evals.figures import measured
-from kernelwright.evals.scores.judgements import Judgement
+from kernelwright.evals.leaderboard import judged_here
+from kernelwright.evals.metrics import summarize
+from kernelwright.evals.verdict_store import Judgement
 from kernelwright.problems import Problem, ProblemError, load_problem
 from kernelwright.problems.formats import SEPARATOR
 from kernelwright.sandbox.authenticity.scan import candidate_of
@@ -38,7 +38,7 @@ def judge_again(folder: Path, tree: Path, tell: Callable[[str], None], minutes: 
             left += [f"{one.address} in {one.dtype}: no time was left" for one in waiting[at:]]
             break
         header = index.runs[row.run]
-        _check_device(header["device"], index.run_facts(row).target)
+        _check_device(header["device"], index.run_summary(row).target)
         settings = Settings.model_validate(header["config"]["judging"]).at("rank")
         try:
             done = _judged(row, problems[row.kernel], (folder / str(row.kernel)).read_text("utf-8"), settings)
@@ -63,7 +63,7 @@ def problem_of(row: Kept, tree: Path) -> Problem:
 
 def said(row: Kept, done: Judgement) -> str:
     """One line on what came of it."""
-    first, second = row.facts.best, measured(done.verdict)
+    first, second = row.facts.best, summarize(done.verdict)
     where = f"{row.address} in {row.dtype}"
     if not second.passed or first is None:
         return f"{where}: REFUSED at {second.stage}"

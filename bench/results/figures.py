@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.results.index import Index, Kept, Turn
-from kernelwright.evals import figures
-from kernelwright.evals.boards.leaderboard import Board, Cell, Verified, boards
-from kernelwright.evals.boards.leaderboard import Row as BoardRow
-from kernelwright.evals.figures import Estimate, Result
+from kernelwright.evals import metrics
+from kernelwright.evals.leaderboard import Board, LeaderboardCell, boards
+from kernelwright.evals.leaderboard import Row as BoardRow
+from kernelwright.evals.metrics import Estimate, Result
+from kernelwright.evals.verdict_store import JudgedKernel
 
 
 class Standing(NamedTuple):
@@ -22,13 +23,13 @@ class Standing(NamedTuple):
     """Those of which an answer was judged, or none will be."""
 
     @property
-    def ranked(self) -> list[tuple[Kept, Cell]]:
+    def ranked(self) -> list[tuple[Kept, LeaderboardCell]]:
         """Those that count: weak problems are shown and not ranked."""
         weak = set(self.board.weak)
         return [(kept, cell) for kept, cell in self.pairs if cell.problem not in weak]
 
     @property
-    def pairs(self) -> list[tuple[Kept, Cell]]:
+    def pairs(self) -> list[tuple[Kept, LeaderboardCell]]:
         """Every row with its cell, in the order of the index. Until a search ends, what it measured itself counts."""
         cells = {cell.problem_digest: cell for cell in self.row.cells}
         found = [(kept, cells[kept.facts.digest]) for kept in self.kept]
@@ -45,7 +46,7 @@ class Standing(NamedTuple):
         return list(dict.fromkeys(level_of(kept) for kept in self.kept))
 
 
-def _as_measured(cell: Cell) -> Cell:
+def _as_measured(cell: LeaderboardCell) -> LeaderboardCell:
     return cell.model_copy(update={"status": "unverified"}) if cell.status == "provisional" else cell
 
 
@@ -56,18 +57,21 @@ def level_of(kept: Kept) -> str:
 
 def standings(index: Index) -> list[Standing]:
     """One for each dtype, as `kernelwright leaderboard` has it; what a later judge refused is in quarantine."""
-    refused = {
-        (row.facts.digest, row.facts.best.candidate_digest): Verified(
-            row.again.measured, row.again.judge_version, "again"
-        )
-        for row in index.rows
-        if row.facts.best and (again := row.again) and again.refused
-    }
+    refused = {}
+    for row in index.rows:
+        if (best := row.facts.best) and (again := row.again) and again.refused:
+            refused[row.facts.digest, best.candidate_digest] = JudgedKernel(
+                attempt="",
+                record="again",
+                candidate_digest=best.candidate_digest,
+                judge_version=again.judge_version,
+                measured=again.measured,
+            )
     found = []
     begun = [row for row in index.rows if row.is_begun]
     for dtype in dict.fromkeys(row.dtype for row in begun):
         kept = tuple(row for row in begun if row.dtype == dtype)
-        facts = [index.run_facts(row) for row in kept]
+        facts = [index.run_summary(row) for row in kept]
         version = str(facts[0].judge_version)
         (board,) = boards(facts, version, lambda _, problem, kernel: refused.get((problem, kernel)))
         found.append(Standing(dtype, board, board.rows[0], kept))
@@ -106,7 +110,7 @@ class LevelFigures(NamedTuple):
     """Geometric mean of the share that a copy's time is of the kernel's, where it was measured."""
 
 
-def level_figures(pairs: Sequence[tuple[Kept, Cell]], baselines: Sequence[str]) -> LevelFigures:
+def level_figures(pairs: Sequence[tuple[Kept, LeaderboardCell]], baselines: Sequence[str]) -> LevelFigures:
     """Failures stay in the denominator of the shares."""
     results = {name: [cell.result(name) for _, cell in pairs] for name in baselines}
     speedups = [one.speedup for one in results["best"] if one.speedup is not None]
@@ -120,43 +124,43 @@ def level_figures(pairs: Sequence[tuple[Kept, Cell]], baselines: Sequence[str]) 
         faster=sum(is_faster(cell) for _, cell in pairs) / len(pairs),
         at_the_wall=sum(is_at_the_wall(kept, cell) for kept, cell in pairs),
         median=statistics.median(speedups) if speedups else None,
-        mean=figures.geometric_mean(speedups) if speedups else None,
-        with_failures=figures.geometric_mean(everywhere).value,
-        with_losses=figures.geometric_mean([max(1.0, one) for one in everywhere]).value,
-        fast_2=figures.fast_p(results["best"], 2.0),
-        fast_1={name: figures.fast_p(found, 1.0) for name, found in results.items() if found},
-        of_floor=figures.geometric_mean(above).value if above else None,
+        mean=metrics.geometric_mean(speedups) if speedups else None,
+        with_failures=metrics.geometric_mean(everywhere).value,
+        with_losses=metrics.geometric_mean([max(1.0, one) for one in everywhere]).value,
+        fast_2=metrics.fast_p(results["best"], 2.0),
+        fast_1={name: metrics.fast_p(found, 1.0) for name, found in results.items() if found},
+        of_floor=metrics.geometric_mean(above).value if above else None,
         below_floor=len(shares) - len(above),
-        of_copy=figures.geometric_mean(copies).value if copies else None,
+        of_copy=metrics.geometric_mean(copies).value if copies else None,
     )
 
 
-def is_at_the_wall(kept: Kept, cell: Cell) -> bool:
+def is_at_the_wall(kept: Kept, cell: LeaderboardCell) -> bool:
     """Whether the fastest baseline runs at a copy's speed: a property of the problem, whatever was answered."""
     found = cell.published if cell.published is not None and cell.published.passed else kept.reference
     fastest = min((found.baselines_ms or {}).values(), default=None) if found else None
     return fastest is not None and kept.copy_ms is not None and kept.copy_ms >= AT_THE_WALL * fastest
 
 
-def copy_share(kept: Kept, cell: Cell) -> float | None:
+def copy_share(kept: Kept, cell: LeaderboardCell) -> float | None:
     """A copy's time over the kernel's; None where it is not known, or in doubt, or nothing counts."""
     return _share_of_time(cell, kept.copy_ms)
 
 
-def is_faster(cell: Cell) -> bool:
+def is_faster(cell: LeaderboardCell) -> bool:
     """Whether it counts, and the judge calls it faster."""
     return cell.result().speedup is not None and cell.published is not None and cell.published.comparison == "faster"
 
 
-def floor_share(cell: Cell) -> float | None:
+def floor_share(cell: LeaderboardCell) -> float | None:
     """The roofline's time over the kernel's; None where it is not known, or in doubt, or nothing counts."""
     return _share_of_time(cell, cell.published and cell.published.floor_ms)
 
 
-def _share_of_time(cell: Cell, least_ms: float | None) -> float | None:
+def _share_of_time(cell: LeaderboardCell, least_ms: float | None) -> float | None:
     if cell.counted is None or not cell.is_beyond_doubt or not least_ms or not cell.counted.candidate_ms:
         return None
-    return figures.roofline_fraction(cell.counted.candidate_ms, least_ms)
+    return metrics.roofline_fraction(cell.counted.candidate_ms, least_ms)
 
 
 class After(NamedTuple):
@@ -187,8 +191,8 @@ def _after(tries: Sequence[Sequence[Turn]], count: int) -> After:
             found = min(1.0, found)
         results.append(Result(problem="", family="", compiled=bool(right), speedup=found))
     gains = [max(1.0, one.speedup or 1.0) for one in results]
-    shares = figures.fast_curve(results, (0.0, 1.0))
-    return After(count, shares[0.0], shares[1.0], figures.geometric_mean(gains).value)
+    shares = metrics.fast_curve(results, (0.0, 1.0))
+    return After(count, shares[0.0], shares[1.0], metrics.geometric_mean(gains).value)
 
 
 class Round(NamedTuple):

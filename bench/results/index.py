@@ -11,9 +11,8 @@ from bench.results.records import Answered, Searched, read_lines
 from bench.results.tags import tags
 from kernelwright.agent.log.view import View
 from kernelwright.agent.steering import tally
-from kernelwright.evals.figures import Measured, measured
-from kernelwright.evals.runs.facts import ProblemFacts, RunFacts
-from kernelwright.evals.scores.judgements import Judgement
+from kernelwright.evals.metrics import VerdictSummary, summarize
+from kernelwright.evals.verdict_store import Judgement, ProblemSummary, RunSummary
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.problems.problem import Record, first_fault
@@ -62,7 +61,7 @@ class SecondJudging(Record):
     device: str
     judge_version: Annotated[str, JUDGE_FIELD]
     torch: str
-    measured: Measured
+    measured: VerdictSummary
     meets: bool
     """Whether it is right and its interval has a point in common with that of the run."""
 
@@ -85,8 +84,8 @@ class Kept(Record):
     """The one that its best kernel was measured on, by its own name; that of the run where nothing is right."""
     kernel: str | None
     """The file of its best kernel, in the folder of results; None where nothing was right."""
-    facts: ProblemFacts
-    reference: Measured | None
+    facts: ProblemSummary
+    reference: VerdictSummary | None
     """PyTorch's times before the first answer, by a brief look; None where there was none."""
     tries: tuple[Turn, ...]
     ideas: dict[str, tuple[int, int]]
@@ -126,15 +125,15 @@ class Index(Record):
     """By name, the header of the run (everything chosen, device, versions, commit) with `ended`."""
     rows: tuple[Kept, ...]
 
-    def run_facts(self, row: Kept) -> RunFacts:
+    def run_summary(self, row: Kept) -> RunSummary:
         """A row as evals' boards take it."""
         return facts_of(row.run, self.runs[row.run], row.facts)
 
 
-def facts_of(run: str, header: dict[str, Any], facts: ProblemFacts) -> RunFacts:
+def facts_of(run: str, header: dict[str, Any], facts: ProblemSummary) -> RunSummary:
     """What evals' boards ask of a run, of one problem of it."""
     search = header["config"]["search"]
-    return RunFacts(
+    return RunSummary(
         run=run,
         folder="",
         device=header["device"],
@@ -203,7 +202,7 @@ def _row(one: Searched, again: Sequence[Judgement]) -> Kept:
         device=measurement.on_device.device if measurement and measurement.on_device else str(one.header["device"]),
         kernel=kernel_file(one) if best else None,
         facts=one.facts,
-        reference=measured(one.measured.verdict) if one.measured and one.measured.verdict else None,
+        reference=summarize(one.measured.verdict) if one.measured and one.measured.verdict else None,
         tries=tuple(_turn(answered, refused) for answered in one.attempts),
         ideas={idea: (count, won[idea]) for idea, count in sorted(tried.items())},
         samples=len(measurement.closest.candidate_ms) if measurement else None,
@@ -252,7 +251,7 @@ def _turn(answered: Answered, refused: str | None) -> Turn:
     attempt = answered.attempt
     digest = attempt.candidate.digest if attempt.candidate else None
     taken_back = digest is not None and digest == refused
-    counts = attempt.ruling is not None and not measured(attempt.ruling).is_impossible and not taken_back
+    counts = attempt.ruling is not None and not summarize(attempt.ruling).is_impossible and not taken_back
     return Turn(
         number=attempt.number,
         role=attempt.ask.role,
@@ -274,7 +273,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= WHY else f"{text[: WHY - 3]}..."
 
 
-def _second(facts: ProblemFacts, again: Sequence[Judgement]) -> SecondJudging | None:
+def _second(facts: ProblemSummary, again: Sequence[Judgement]) -> SecondJudging | None:
     """The latest judging of the best kernel."""
     if facts.best is None:
         return None
@@ -283,7 +282,7 @@ def _second(facts: ProblemFacts, again: Sequence[Judgement]) -> SecondJudging | 
     if not mine:
         return None
     last = max(mine, key=lambda one: one.time)
-    figures = measured(last.verdict)
+    figures = summarize(last.verdict)
     return SecondJudging(
         time=last.time,
         device=last.conditions.device,
@@ -294,7 +293,7 @@ def _second(facts: ProblemFacts, again: Sequence[Judgement]) -> SecondJudging | 
     )
 
 
-def meet(first: Measured, second: Measured) -> bool:
+def meet(first: VerdictSummary, second: VerdictSummary) -> bool:
     """Whether both are right, and their intervals have a point in common."""
     ends = (first.low, first.high, second.low, second.high)
     if any(end is None for end in ends):

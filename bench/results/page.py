@@ -24,10 +24,10 @@ from bench.results.words import (
     SECTIONS,
     UNDER_WAY,
 )
-from kernelwright.evals.boards.leaderboard import Cell
-from kernelwright.evals.boards.tables import estimate_text, in_markdown, markdown_table, number_text, share_text
-from kernelwright.evals.figures import THRESHOLDS, Measured, fast_curve
-from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
+from kernelwright.evals.leaderboard import LeaderboardCell
+from kernelwright.evals.metrics import THRESHOLDS, VerdictSummary, fast_curve
+from kernelwright.evals.runs import PromptChoice, show_prompt
+from kernelwright.evals.tables import estimate_text, in_markdown, markdown_table, number_text, share_text
 from kernelwright.problems import ProblemError
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE, OLD_JUDGE
@@ -135,7 +135,7 @@ def _missing(index: Index, selection: Selection) -> list[str]:
     return [fill(f"{UNDER_WAY} {' '.join(said)}", 120)] if said else []
 
 
-def _short(one: Standing, pairs: Sequence[tuple[Kept, Cell]]) -> Sequence[str]:
+def _short(one: Standing, pairs: Sequence[tuple[Kept, LeaderboardCell]]) -> Sequence[str]:
     found = level_figures(pairs, list(one.results()))
     below = f", {found.below_floor} below" if found.below_floor else ""
     counts = (str(found.problems), str(found.right), share_text(found.faster), str(found.at_the_wall))
@@ -160,7 +160,7 @@ def _without_ours(found: Sequence[Standing]) -> str:
     return " and ".join(said)
 
 
-def _line(kept: Kept, cell: Cell) -> Sequence[str]:
+def _line(kept: Kept, cell: LeaderboardCell) -> Sequence[str]:
     found = cell.published
     start = (f"{kept.address} {in_markdown(kept.title.partition('_')[2])}", _answers(kept))
     told = found if found is not None and found.passed else kept.reference
@@ -179,7 +179,7 @@ def _line(kept: Kept, cell: Cell) -> Sequence[str]:
     return (*start, own, *times, copy, speedup, any_baseline, judged, found.counted or fastest, _judged_again(kept))
 
 
-def _how(kept: Kept, cell: Cell, hazards: Mapping[str, Mapping[str, str]]) -> Sequence[str]:
+def _how(kept: Kept, cell: LeaderboardCell, hazards: Mapping[str, Mapping[str, str]]) -> Sequence[str]:
     """How a row was measured, and what its kernel's source shows."""
     found, best = cell.published, kept.facts.best
     tokens, marks = f"{kept.tokens / 1000:.1f} k", ", ".join(kept.tags) or "-"
@@ -210,7 +210,7 @@ def _rounds(index: Index) -> str:
     return f"{ROUNDS}\n\n{markdown_table(('dtype', 'round', 'asked', 'answered', 'judged'), lines)}"
 
 
-def _baseline_times(found: Measured | None) -> list[float | None]:
+def _baseline_times(found: VerdictSummary | None) -> list[float | None]:
     """Strict eager, as shipped, the fastest compiled one, the floor; None for one that is not known.
 
     Eager as shipped is eager where torch's own switches change nothing.

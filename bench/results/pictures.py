@@ -5,9 +5,9 @@ from xml.sax.saxutils import escape, quoteattr
 
 from bench.results.figures import Standing, floor_share, level_of
 from bench.results.index import Kept
-from kernelwright.evals import figures
-from kernelwright.evals.boards.leaderboard import Cell
-from kernelwright.evals.inspector.export import LEFT, RIGHT, STYLE, WIDTH, Axis, axis_for
+from kernelwright.evals import metrics
+from kernelwright.evals.leaderboard import LeaderboardCell
+from kernelwright.evals.plots import LEFT, RIGHT, STYLE, WIDTH, Axis, axis_for
 
 HEAD, ROW, FOOT = 62, 24, 40
 CURVE_HEIGHT, SHIFT = 340, 250
@@ -54,7 +54,7 @@ def fast_curves(standing: Standing) -> str:
     for at, (name, results) in enumerate(found.items()):
         colour, words = CURVES[name]
         ps = [axis.low * (axis.high / axis.low) ** (step / STEPS) for step in range(STEPS + 1)]
-        points = " ".join(f"{axis.at(p)},{_height(figures.fast_p(results, p))}" for p in ps)
+        points = " ".join(f"{axis.at(p)},{_height(metrics.fast_p(results, p))}" for p in ps)
         parts.append(f'<polyline class="curve" stroke="{colour}" points="{points}"/>')
         x, y = RIGHT + 16, HEAD + 18 + 20 * at
         parts.append(f'<line class="curve" stroke="{colour}" x1="{x}" x2="{x + 24}" y1="{y - 4}" y2="{y - 4}"/>')
@@ -78,7 +78,7 @@ def _shares() -> str:
     return "\n".join(lines)
 
 
-def _row(kept: Kept, cell: Cell, axis: Axis, top: int) -> str:
+def _row(kept: Kept, cell: LeaderboardCell, axis: Axis, top: int) -> str:
     y = top + ROW // 2
     name = f"{kept.address}  {kept.title.partition('_')[2]}"
     parts = [_text(20, y + 4, name if len(name) <= 46 else f"{name[:43]}...", "small")]
@@ -91,7 +91,7 @@ def _row(kept: Kept, cell: Cell, axis: Axis, top: int) -> str:
     return "\n".join([*parts, *_best(cell, axis, y)])
 
 
-def _best(cell: Cell, axis: Axis, y: int) -> list[str]:
+def _best(cell: LeaderboardCell, axis: Axis, y: int) -> list[str]:
     found = cell.published
     if cell.result().speedup is None or found is None or not found.speedup or not found.low or not found.high:
         return [_text(RIGHT + 16, y + 4, cell.status, "quiet")]
@@ -103,7 +103,7 @@ def _best(cell: Cell, axis: Axis, y: int) -> list[str]:
     ]
 
 
-def _floor_place(cell: Cell) -> float | None:
+def _floor_place(cell: LeaderboardCell) -> float | None:
     """How many times as fast as the baseline the floor would be."""
     share = floor_share(cell)
     found = cell.published

@@ -18,7 +18,7 @@ from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.records import Attempt, Usage
 from kernelwright.agent.log.store import Header, RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.evals.runs.facts import ProblemFacts, run_facts
+from kernelwright.evals.verdict_store import ProblemSummary, run_summary
 from kernelwright.problems import Problem, ProblemError
 from kernelwright.problems.problem import Record
 from kernelwright.prompts.brief import estimated_tokens
@@ -52,7 +52,7 @@ class Searched(Record):
     """`float32` stands for as it comes."""
     stopped: str | None
     """Why the search ended; None where answers are still to come, or the machine failed and it is to be resumed."""
-    facts: ProblemFacts
+    facts: ProblemSummary
     header: dict[str, Any]
     """That of the run: everything chosen, device, versions, commit."""
     ended: AwareDatetime
@@ -73,14 +73,14 @@ class Searched(Record):
 
 def searched(folder: Path) -> list[Searched]:
     """The record of each problem of a run. Raises `RunLogError`, and `ProblemError` for what no judge has judged."""
-    facts = {one.problem: one for one in run_facts(folder).problems}
+    facts = {one.problem: one for one in run_summary(folder).problems}
     with RunLog.open(folder) as log:
         if log.header.device == "simulated":
             raise ProblemError(f"{folder} played a made-up landscape; give a run whose candidates were judged")
         return [_searched(log, log.problem(name), facts[name]) for name in log.header.problems]
 
 
-def _searched(log: RunLog, problem: Problem, facts: ProblemFacts) -> Searched:
+def _searched(log: RunLog, problem: Problem, facts: ProblemSummary) -> Searched:
     events = list(log.events(problem.name))
     view = fold(problem.name, events)
     return Searched(

@@ -27,7 +27,7 @@ KNOWN_FILES = re.compile(
     r"eval_results\.json|pass_at_k_results\.json|analysis_results\.json|generation_config\.yaml|.*_prompt\.txt"
 )
 NOT_MEASURED = -1.0
-"""What their files say where there is no time."""
+"""Used in their files where there is no time."""
 BUILT = ("run", "check", "time")
 """The stages of a failed candidate that did compile."""
 FAULTS = {"scan": "compilation_error", "build": "compilation_error", "check": "correctness_issue"}
@@ -41,7 +41,7 @@ FOREIGN_BACKENDS = {
     "hip": "it is for AMD GPUs, and candidates are judged on NVIDIA's",
     "thunderkittens": "its headers come in no package; a candidate that brings them itself is one in cuda",
 }
-"""Theirs that no language of ours stands for, and why."""
+"""Backends without a language here, and why."""
 
 
 def language_of_backend(backend: str) -> LanguageName:
@@ -133,7 +133,7 @@ def write_run(folder: Path, outcomes: Sequence[Outcome]) -> list[str]:
         place = folder if len(levels) == 1 else folder / f"level{level}"
         place.mkdir(parents=True, exist_ok=True)
         for outcome in fitting[level]:
-            write_atomically(place / file_name(outcome.sample), outcome.sample.candidate.source)
+            write_atomically(place / outcome.sample.bench_file, outcome.sample.candidate.source)
         write_atomically(place / EVALUATION, results_text(eval_results(fitting[level])))
     everything = [outcome for level in levels for outcome in fitting[level]]
     for name, baselines in baseline_times(everything).items():
@@ -154,12 +154,6 @@ def split(outcomes: Iterable[Outcome]) -> tuple[dict[int, list[Outcome]], list[s
     return fitting, list(left)
 
 
-def file_name(sample: Sample) -> str:
-    assert sample.bench_id is not None, "only samples of KernelBench have one"
-    level, number = sample.bench_id
-    return f"level_{level}_problem_{number}_sample_{sample.number}_kernel.py"
-
-
 def eval_results(outcomes: Iterable[Outcome]) -> EvalResults:
     """The results of one level, in the order in which they come: their analysis pairs them with baselines by order."""
     found: EvalResults = defaultdict(list)
@@ -170,16 +164,16 @@ def eval_results(outcomes: Iterable[Outcome]) -> EvalResults:
 
 
 def _eval_result(outcome: Outcome) -> EvalResult:
-    metadata: dict[str, Any] = {"hardware": outcome.device, "device": _place(outcome)}
+    metadata: dict[str, Any] = {"hardware": outcome.device, "device": _device(outcome)}
     if outcome.sample.candidate.language in BACKENDS:
         metadata["backend"] = BACKENDS[outcome.sample.candidate.language]
     verdict = outcome.verdict
     if isinstance(verdict, Failed):
         metadata[FAULTS.get(verdict.stage, "runtime_error")] = verdict.reason
-        compiled = verdict.stage in BUILT
+        # `as_json` writes only what is set.
         return EvalResult(
             sample_id=outcome.sample.number,
-            compiled=compiled,
+            compiled=verdict.stage in BUILT,
             correctness=False,
             metadata=metadata,
             runtime=NOT_MEASURED,
@@ -190,7 +184,7 @@ def _eval_result(outcome: Outcome) -> EvalResult:
         "speedup": found.speedup,
         "speedup_low": found.interval.low,
         "speedup_high": found.interval.high,
-        "effort": outcome.verdict.evidence.effort,
+        "effort": verdict.evidence.effort,
         "speedup_any": found.speedup_any,
         "comparison": found.comparison,
         "timing_clock": found.timing_clock,
@@ -206,7 +200,7 @@ def _eval_result(outcome: Outcome) -> EvalResult:
     )
 
 
-def _place(outcome: Outcome) -> str:
+def _device(outcome: Outcome) -> str:
     return "cuda:0" if outcome.sample.candidate.language in ON_DEVICE else "cpu"
 
 
@@ -219,12 +213,12 @@ def stats_of(samples_ms: Sequence[float], outcome: Outcome) -> TimeStats:
         max=max(samples_ms),
         num_trials=len(samples_ms),
         hardware=outcome.device,
-        device=_place(outcome),
+        device=_device(outcome),
     )
 
 
 def baseline_times(outcomes: Iterable[Outcome]) -> dict[str, Baselines]:
-    """By name of their file, the times of each baseline: all samples beside candidates, by the latest one's clock."""
+    """The times of each baseline by the name of its file: all samples from judgings, by the clock of the latest."""
     samples: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     latest: dict[str, Outcome] = {}
     clocks: dict[str, str] = {}
@@ -251,7 +245,7 @@ def baseline_times(outcomes: Iterable[Outcome]) -> dict[str, Baselines]:
 
 
 def _baseline_file(baseline: str) -> str:
-    """As KernelBench names the files; it has no name for eager under torch's own switches apart from strict eager."""
+    """KernelBench's name of the file; it has none of its own for eager at default precision."""
     if baseline in (EAGER, AS_SHIPPED):
         return "baseline_time_torch" + ("_as_shipped" if baseline == AS_SHIPPED else "")
     return f"baseline_time_torch_compile_inductor_{baseline.removeprefix(f'{COMPILED} ')}"
@@ -266,9 +260,6 @@ def baselines_text(baselines: Baselines) -> str:
         level: {title: time.as_json() for title, time in problems.items()} for level, problems in baselines.items()
     }
     return json.dumps(levels, indent=4) + "\n"
-
-
-KEY = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)")
 
 
 class Metadata(Foreign):
@@ -295,8 +286,8 @@ def read_samples(path: Path) -> Samples:
     samples: list[Sample] = []
     refused: list[tuple[str, str]] = []
     for key, source in found.kernels.items():
-        match = KEY.fullmatch(key)
-        if match is None:
+        match = FILE.fullmatch(key)
+        if match is None or match[4]:
             refused.append((key, "the key is not of the form level_1_problem_2_sample_0"))
             continue
         author = found.metadata.display_name
@@ -306,7 +297,7 @@ def read_samples(path: Path) -> Samples:
 
 
 def submission_of(outcomes: Sequence[Outcome], metadata: Metadata) -> tuple[Submission, list[str]]:
-    """The submission of these outcomes: of each problem the fastest right sample, else its first.
+    """The submission of these outcomes: the fastest correct sample of each problem, else its first.
 
     Their board takes one sample a problem, number 0. Returns also why others are left out.
     """
@@ -324,6 +315,5 @@ def submission_of(outcomes: Sequence[Outcome], metadata: Metadata) -> tuple[Subm
 
 
 def write_submission(path: Path, submission: Submission) -> None:
-    content: dict[str, Any] = submission.as_json()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(content, indent=2) + "\n")
+    write_atomically(path, json.dumps(submission.as_json(), indent=2) + "\n")

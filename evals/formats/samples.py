@@ -1,23 +1,35 @@
-"""Candidates with their addresses, and what came of them in a run or in a batch, from the record alone."""
+"""Candidates with their addresses and outcomes, from the record of a run or a batch; and as files of our own.
 
+`write_folder` writes what `kernelwright score` reads, `write_rows` JSON lines and `write_data_set` a folder that
+Hugging Face reads as a data set. A folder of `write_best` can be used and checked without the run.
+"""
+
+import json
 import re
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import AwareDatetime
 
+from kernelwright.agent.log.best import JUDGE_AGAIN, PROBLEM, device_option
 from kernelwright.agent.log.records import Attempt, ranked, standing_of
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.evals.scores.judgements import Judgements
-from kernelwright.evals.scores.scoring import DATABASE, Collected, read_source, source_digest
+from kernelwright.evals.score import Collected, read_source
+from kernelwright.evals.verdict_store import DATABASE, VerdictStore, source_digest
 from kernelwright.problems import Problem
-from kernelwright.problems.problem import Record
+from kernelwright.problems.formats.reading import safe_name, write_problem
+from kernelwright.problems.problem import Record, library
 from kernelwright.sandbox.authenticity.scan import candidate_of
+from kernelwright.sandbox.storage import write_atomically
+from kernelwright.sandbox.verdict.report import DOUBTS, LAUNCH_BOUND, USUAL, others_of, report, speedup_words
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
 
+TEMPLATES = Path(__file__).parents[1] / "templates"
 BENCH_ID = re.compile(r"level(\d+)/(\d+)")
 
 
@@ -33,6 +45,13 @@ class Sample(Record):
     def bench_id(self) -> tuple[int, int] | None:
         match = BENCH_ID.fullmatch(self.target)
         return (int(match[1]), int(match[2])) if match else None
+
+    @property
+    def bench_file(self) -> str:
+        """The name that KernelBench gives to its file."""
+        assert self.bench_id is not None, "only samples of KernelBench have one"
+        level, number = self.bench_id
+        return f"level_{level}_problem_{number}_sample_{self.number}_kernel.py"
 
 
 class Samples(Record):
@@ -50,7 +69,7 @@ class Outcome(NamedTuple):
     device: str
     time: AwareDatetime | None = None
     facts: dict[str, object] | None = None
-    """What more a run knows: model, role, tokens, cost."""
+    """Of a run: model, role, tokens, cost."""
 
     @property
     def passed(self) -> bool:
@@ -62,12 +81,12 @@ class Outcome(NamedTuple):
 
 
 def best_of(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
-    """By problem, the best outcome where one passed: for those of a run, that of the attempt which is its best."""
+    """The best outcome of each problem where one passed; for a run, that of its best attempt."""
     by_problem: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_problem.setdefault(outcome.problem.name, []).append(outcome)
-    standing = {name: ranked(found, lambda outcome: outcome.standing) for name, found in by_problem.items()}
-    return {name: found[0] for name, found in standing.items() if found}
+    best_first = {name: ranked(found, lambda outcome: outcome.standing) for name, found in by_problem.items()}
+    return {name: found[0] for name, found in best_first.items() if found}
 
 
 def sample_of(target: str, source: str, number: int = 0, name: str = "", author: str = "") -> Sample:
@@ -75,15 +94,12 @@ def sample_of(target: str, source: str, number: int = 0, name: str = "", author:
 
 
 def target_of(problem: Problem) -> str:
-    """How candidates for a problem are addressed: by level and number, by definition, else by the problem's name."""
+    """The address of a problem's candidates: level and number, definition, else the problem's name."""
     if problem.origin is None:
         return problem.name
     if problem.origin.format in ("flashinfer", "sol-execbench"):
         return problem.origin.title
     return problem.origin.id
-
-
-FILE_NUMBER = "sample_"
 
 
 def run_outcomes(folder: Path) -> list[Outcome]:
@@ -128,10 +144,10 @@ def _facts(log: RunLog, attempt: Attempt) -> dict[str, object]:
 
 
 def score_outcomes(folder: Path, problems: Collected, candidates: Path) -> tuple[list[Outcome], list[str]]:
-    """The verdicts of a scored batch whose candidate files are still as they were; and why others are left out."""
+    """The verdicts of a scored batch whose candidate files are unchanged; and why others are left out."""
     outcomes: dict[tuple[str, str], Outcome] = {}
     left: dict[str, None] = {}
-    for judgement in Judgements.read(folder / DATABASE):
+    for judgement in VerdictStore.read(folder / DATABASE):
         problem = problems.problems.get(judgement.problem)
         source = None
         with suppress(OSError):
@@ -141,22 +157,20 @@ def score_outcomes(folder: Path, problems: Collected, candidates: Path) -> tuple
         elif source is None or source_digest(source) != judgement.candidate_digest:
             left[f"{judgement.candidate} is no longer what was judged"] = None
         else:
-            # A problem of a tree is addressed by level and number, also where its file does not say so.
+            # A problem of a tree is addressed by level and number, also where its file does not state them.
             level, _, stem = judgement.problem.rpartition("/")
             bench = f"{level.rpartition('/')[2].replace('_', '')}/{stem.partition('_')[0]}"
             target = bench if BENCH_ID.fullmatch(bench) and problem.origin is None else target_of(problem)
-            sample = Sample(target=target, number=_number(judgement.candidate), candidate=candidate_of(source))
+            digits = Path(judgement.candidate).stem.partition("sample_")[2].partition("_")[0]
+            number = int(digits) if digits.isdigit() else 0
+            sample = Sample(target=target, number=number, candidate=candidate_of(source))
             about = judgement.verdict, problem, judgement.conditions.device, judgement.time
             outcomes[judgement.problem, judgement.candidate] = Outcome(sample, *about)
     return _renumbered(list(outcomes.values())), list(left)
 
 
-def _number(file: str) -> int:
-    digits = Path(file).stem.partition(FILE_NUMBER)[2].partition("_")[0]
-    return int(digits) if digits.isdigit() else 0
-
-
 def _renumbered(outcomes: list[Outcome]) -> list[Outcome]:
+    """Give samples of one problem different numbers."""
     taken: set[tuple[str, str, int]] = set()
     found = []
     for outcome in outcomes:
@@ -167,3 +181,154 @@ def _renumbered(outcomes: list[Outcome]) -> list[Outcome]:
         taken.add((outcome.problem.name, sample.target, number))
         found.append(outcome._replace(sample=sample.model_copy(update={"number": number})))
     return found
+
+
+Places = Mapping[str, Sequence[str]]
+"""By target, the names of the problems that its candidates are for."""
+
+
+def write_folder(folder: Path, samples: Sequence[Sample], places: Places | None = None) -> list[Path]:
+    """Write each sample into the folder of its problem, or of each problem that `places` names for its target.
+
+    A sample of KernelBench is in the folder itself under its usual name, which names its problem. Returns the files.
+    """
+    written: list[Path] = []
+    for sample in samples:
+        for place in [""] if sample.bench_id else (places or {}).get(sample.target, [sample.target]):
+            name = f"{safe_name(sample.name)}.py" if sample.name else f"sample_{sample.number}.py"
+            name = sample.bench_file if sample.bench_id else name
+            path = folder / (safe_name(place.replace("/", "_")) if place else "") / name
+            if path in written:
+                path = path.with_stem(f"{path.stem}_{sample.number}_{sample.candidate.digest[:8]}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, sample.candidate.source)
+            written.append(path)
+    return written
+
+
+SHORT = (
+    "outcome", "stage", "reason", "speedup", "speedup_low", "speedup_high", "speedup_any", "comparison", "timing_clock",
+    "candidate_ms", "against", "effort", *USUAL,
+)  # fmt: skip
+
+FACTS = (
+    "run", "attempt", "confirmed", "role", "parent", "idea", "model",
+    "input_tokens", "output_tokens", "cost_usd", "latency_s",
+)  # fmt: skip
+
+
+def row_of(outcome: Outcome) -> dict[str, Any]:
+    found = report(outcome.verdict)
+    origin = outcome.problem.origin
+    return {
+        "problem": outcome.problem.name,
+        "problem_digest": outcome.problem.digest,
+        "format": origin.format if origin else None,
+        "target": outcome.sample.target,
+        "sample": outcome.sample.number,
+        "candidate_digest": outcome.sample.candidate.digest,
+        "language": outcome.sample.candidate.language,
+        "device": outcome.device,
+        "time": outcome.time.isoformat() if outcome.time else None,
+        **{key: found[key] for key in SHORT},
+        **(dict.fromkeys(FACTS) | (outcome.facts or {})),
+        "source": outcome.sample.candidate.source,
+        "reference": outcome.problem.source,
+        "report": json.dumps(found),
+    }
+
+
+def write_rows(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write JSON lines, or parquet where the path ends so. Raises `LibraryMissing`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [row_of(outcome) for outcome in outcomes]
+    if path.suffix == ".parquet":
+        arrow, parquet = library("pyarrow", f"writing {path}"), library("pyarrow.parquet", f"writing {path}")
+        parquet.write_table(arrow.Table.from_pylist(rows), path)
+    else:
+        write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_data_set(folder: Path, outcomes: Sequence[Outcome]) -> None:
+    name = "train.jsonl"
+    write_rows(folder / "data" / name, outcomes)
+    card = (
+        (TEMPLATES / "card.md")
+        .read_text(encoding="utf-8")
+        .format(
+            file=name,
+            count=len(outcomes),
+            problems=len({outcome.problem.digest for outcome in outcomes}),
+            passed=sum(outcome.passed for outcome in outcomes),
+            devices=", ".join(sorted({outcome.device for outcome in outcomes})) or "no device",
+        )
+    )
+    write_atomically(folder / "README.md", card)
+
+
+def write_best(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
+    """Write a folder for the best kernel of each problem that has one; return the folders.
+
+    Where a problem has none, a kernel of an earlier export that is refused now is removed.
+    """
+    best = best_of(outcomes)
+    for outcome in outcomes:
+        if outcome.problem.name not in best:
+            _remove_stale(folder / safe_name(outcome.problem.name), outcome)
+    return [write_kept(folder / safe_name(name), outcome) for name, outcome in best.items()]
+
+
+def _remove_stale(folder: Path, refused: Outcome) -> None:
+    kernel = folder / "candidate.py"
+    if not kernel.is_file() or sha256(kernel.read_bytes()).hexdigest() != refused.sample.candidate.digest:
+        return
+    for name in ("candidate.py", "verdict.json", "use.py", "README.md"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / PROBLEM, ignore_errors=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def write_kept(folder: Path, outcome: Outcome) -> Path:
+    assert isinstance(outcome.verdict, Passed), "only what passed is kept"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_problem(folder / PROBLEM, outcome.problem)
+    facts = outcome.facts or {}
+    about = {"problem": outcome.problem.name, "problem_digest": outcome.problem.digest}
+    about |= {"candidate_digest": outcome.sample.candidate.digest, "device": outcome.device}
+    texts = {
+        "candidate.py": outcome.sample.candidate.source,
+        "verdict.json": json.dumps(report(outcome.verdict) | about | facts, indent=2) + "\n",
+        "use.py": (TEMPLATES / "use.py.txt").read_text(encoding="utf-8"),
+        "README.md": _readme(outcome, outcome.verdict, facts),
+    }
+    for name, text in texts.items():
+        write_atomically(folder / name, text)
+    return folder
+
+
+def _readme(outcome: Outcome, verdict: Passed, facts: dict[str, object]) -> str:
+    measurement = verdict.measurement
+    doubts = DOUBTS.get(measurement.comparison, ""), LAUNCH_BOUND if measurement.is_launch_bound else ""
+    return (
+        (TEMPLATES / "kept.md")
+        .read_text(encoding="utf-8")
+        .format(
+            title=outcome.problem.title,
+            name=outcome.problem.name,
+            run=facts.get("run", "?"),
+            attempt=facts.get("attempt", "?"),
+            model=facts.get("model", "?"),
+            speedup=speedup_words(verdict),
+            against=measurement.closest.baseline,
+            others=others_of(measurement),
+            clock=measurement.timing_clock,
+            doubts="".join(f"\n- {line}" for line in doubts if line),
+            baselines=", ".join(f"{name} {ms:.4g} ms" for name, ms in measurement.baselines_ms.items()),
+            candidate_ms=measurement.candidate_ms,
+            device=outcome.device,
+            how=", measured by a second judge, in new processes and with new seeds" if facts.get("confirmed") else "",
+            judge_again=JUDGE_AGAIN + device_option(verdict),
+            versions=", ".join(f"{name} {version}" for name, version in verdict.evidence.versions.items()),
+        )
+    )

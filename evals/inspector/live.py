@@ -1,7 +1,7 @@
 """The live view: the same page, served on this machine alone while a run or a score goes on.
 
-It listens on the loopback interface and answers only to a name of it, so that a web page elsewhere cannot reach it by a
-name that it points at this machine. It only reads.
+It listens on the loopback interface and answers only to its names. So a web page elsewhere cannot reach it by a name
+that it points at this machine. It only reads.
 """
 
 import asyncio
@@ -20,9 +20,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from kernelwright.agent.log.events import RunLogError
-from kernelwright.evals.inspector.export import page
-from kernelwright.evals.inspector.model import RunModel
-from kernelwright.evals.scores.score_log import last_judgement, log_of
+from kernelwright.evals.inspector.pages import RunModel, page
+from kernelwright.evals.verdict_store import last_judgement, log_of
 
 HOSTS = ("127.0.0.1", "localhost")
 POLL_S = 0.5
@@ -41,14 +40,14 @@ class LiveRuns:
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = {folder.resolve().name: folder for folder in folders}
         self._models: dict[str, tuple[int | None, RunModel]] = {}
-        """With the last judgement of a score, which is read anew when it has grown."""
-        self._turn = threading.Lock()
+        """With the last judgement of a score, which is read again when it has grown."""
+        self._lock = threading.Lock()
 
     def model(self, name: str) -> RunModel:
         if name not in self.folders:
             raise RunLogError(f"no run {name!r} is shown here; there are: {', '.join(self.folders)}")
         folder = self.folders[name]
-        with self._turn:
+        with self._lock:
             last = last_judgement(folder)
             if name not in self._models or self._models[name][0] != last:
                 self._models[name] = last, RunModel(log_of(folder))

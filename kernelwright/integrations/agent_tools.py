@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Self
 
-from kernelwright.evals.runs.prompting import first_prompt
+from kernelwright.evals.runs import first_prompt
 from kernelwright.integrations.reward import LONGEST, RewardTerms, feedback, reward
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
 from kernelwright.problems.source import reading_below

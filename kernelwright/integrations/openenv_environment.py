@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field
 
-from kernelwright.evals.runs.prompting import first_prompt
+from kernelwright.evals.runs import first_prompt
 from kernelwright.integrations.reward import Flag
 from kernelwright.integrations.scoring import CompletionScorer
 from kernelwright.problems import catalog_names

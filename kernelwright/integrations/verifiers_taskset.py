@@ -6,7 +6,7 @@ taskset = KernelTaskset(KernelTasksetConfig(problems=["rms_norm"], task=KernelTa
 from collections.abc import Iterator
 from functools import cache
 
-from kernelwright.evals.runs.prompting import first_prompt
+from kernelwright.evals.runs import first_prompt
 from kernelwright.integrations.scoring import CompletionScorer
 from kernelwright.problems.problem import LibraryMissing
 from kernelwright.prompts import Target

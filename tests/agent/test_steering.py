@@ -27,7 +27,7 @@ from kernelwright.agent.steering import (
     with_setting,
 )
 from kernelwright.agent.strategies import untried
-from kernelwright.evals.runs.prompting import default_size
+from kernelwright.evals.runs import default_size
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.problems.languages import TARGETS
 from kernelwright.prompts import Traits, applicable, idea_bank, traits_of

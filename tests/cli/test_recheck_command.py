@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kernelwright.cli import app
-from kernelwright.evals.runs.facts import run_facts
+from kernelwright.evals.verdict_store import run_summary
 from kernelwright.sandbox.verdict.report import report
 from tests.contract.outputs import RECORDS
 from tests.support.runs import ended, failed, passed, scored
@@ -46,7 +46,7 @@ def test_every_form_of_a_record_agrees_with_its_samples(record):
 
 
 def test_a_stored_number_that_its_samples_do_not_give_is_named():
-    run_facts(Path("run"))
+    run_summary(Path("run"))
     derived, results = Path("run/derived.json").read_text(), gzip.decompress(Path("results.jsonl.gz").read_bytes())
     Path("run/derived.json").write_text(re.sub(r'"candidate_ms":[\d.]+', '"candidate_ms":0.5', derived))
     Path("forged.jsonl").write_text(re.sub(r'"low":[\d.]+', '"low":77.0', results.decode()))

@@ -69,7 +69,7 @@ def choices() -> Surface:
     from kernelwright.agent.config import Api, SearchConfig
     from kernelwright.agent.providers import providers
     from kernelwright.agent.strategies import SHIPPED
-    from kernelwright.evals.runs.running import SUITES
+    from kernelwright.evals.runs import SUITES
     from kernelwright.problems.languages import TARGETS
     from kernelwright.problems.loading import DTYPES
     from kernelwright.prompts import SECTION_NAMES

@@ -4,7 +4,7 @@ import tomllib
 import pytest
 
 from bench.results.records import Searched, read_lines
-from kernelwright.evals.scores.judgements import Judgements
+from kernelwright.evals.verdict_store import VerdictStore
 from kernelwright.sandbox.verdict.judge_version import judged_by
 from tests.contract import outputs, recorded
 from tests.support.service import listening
@@ -56,7 +56,7 @@ def test_the_records_are_small():
 
 
 def test_old_scores_keep_the_digest_of_their_judge(place):
-    found = Judgements.read(place / "scored/scores/scores.db")
+    found = VerdictStore.read(place / "scored/scores/scores.db")
     assert len(found) == 2
     for one in found:
         assert len(one.conditions.judge_version) == len("4be86e80f895e1d9")

@@ -8,10 +8,10 @@ from kernelwright.agent.log.best import best_folder, write_best
 from kernelwright.agent.log.events import Confirmed
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.steering import Prices, spent
-from kernelwright.evals.formats import folders as kept
+from kernelwright.evals.formats import samples as kept
 from kernelwright.evals.formats.samples import run_outcomes
 from kernelwright.evals.report import summary_rows
-from kernelwright.evals.runs.facts import run_facts
+from kernelwright.evals.verdict_store import run_summary
 from tests.support.runs import failed, passed, writing
 from tests.support.second_verdicts import ATTEMPT, LUCKY, REFUSED, SPEEDUP, Told, write_run
 
@@ -61,7 +61,7 @@ def test_a_candidate_that_was_refused_is_refused_in_each_row_of_it(told):
 
 def test_the_counts_of_right_attempts_are_the_same(told, run):
     right = [row["passed"] for row in summary_rows(told[0].views, run)]
-    assert right == [facts.passed for facts in run_facts(run).problems] == [2, 2, 0]
+    assert right == [facts.passed for facts in run_summary(run).problems] == [2, 2, 0]
 
 
 def test_the_seconds_of_judging_are_those_of_the_verdicts_that_were_reached(told):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.evals.formats.checking import Checked, CheckedFile, Examined, begun, check_entry, summary
+from kernelwright.evals.checking import Checked, CheckedFile, Examined, begun, check_entry, summary
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.problems.formats import Entry, read_collection
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem

@@ -3,8 +3,7 @@ import json
 import pytest
 import torch
 
-from kernelwright.evals.formats import solutions
-from kernelwright.evals.formats.format_detection import candidate_format, definitions_under
+from kernelwright.evals.formats import candidate_format, definitions_under, flashinfer
 from kernelwright.problems.formats.flashinfer import Definition
 from kernelwright.problems.formats.reading import Unsupported
 from tests.support.foreign import CANDIDATE, DEFINITION, WORKLOAD, failed, outcome, passed, trace_problem
@@ -27,7 +26,7 @@ BINDING = '#include <torch/extension.h>\n#include "own.cuh"\nPYBIND11_MODULE(TOR
 
 def solution(**changes):
     spec = SOLUTION["spec"] | changes.pop("spec", {})
-    return solutions.Solution.model_validate(SOLUTION | {"spec": spec} | changes)
+    return flashinfer.Solution.model_validate(SOLUTION | {"spec": spec} | changes)
 
 
 def called(source):
@@ -46,26 +45,26 @@ def called(source):
 )  # fmt: skip
 def test_a_solution_is_written_as_it_was_read(tmp_path, content):
     (tmp_path / "s.json").write_text(json.dumps(content))
-    found = solutions.read_solution(tmp_path / "s.json")
-    solutions.write_solution(tmp_path / "again.json", found)
+    found = flashinfer.read_solution(tmp_path / "s.json")
+    flashinfer.write_solution(tmp_path / "again.json", found)
     assert json.loads((tmp_path / "again.json").read_text()) == content and not found.unknown()
 
 
 def test_a_function_that_fills_its_outputs_becomes_a_module_that_returns_them():
-    result = called(solutions.source_of(solution(), Definition.model_validate(DEFINITION)))
+    result = called(flashinfer.source_of(solution(), Definition.model_validate(DEFINITION)))
     assert result.shape == (3, 64) and bool((result == 1).all())
 
 
 def test_a_function_that_returns_its_outputs_needs_no_definition():
     own = solution(spec={"destination_passing_style": False}, sources=[{"path": "main.py", "content": RETURNS}])
-    assert bool((called(solutions.source_of(own, None)) == 1).all())
+    assert bool((called(flashinfer.source_of(own, None)) == 1).all())
 
 
 def test_a_solution_of_several_files_finds_its_modules():
     main = "from parts.scale import scaled\n\ndef run(x, w, e):\n    return scaled(x, w, e)\n"
     texts = {"main.py": main, "parts/scale.py": "def scaled(x, w, e):\n    return x * w * e\n"}
     files = [{"path": path, "content": text} for path, text in texts.items()]
-    source = solutions.source_of(solution(spec={"destination_passing_style": False}, sources=files), None)
+    source = flashinfer.source_of(solution(spec={"destination_passing_style": False}, sources=files), None)
     assert bool((called(source) == 1).all())
 
 
@@ -73,7 +72,7 @@ def test_a_solution_in_cuda_is_built_from_its_texts_with_its_headers_in_place():
     files = [{"path": "k.cu", "content": BINDING}, {"path": "own.cuh", "content": "#pragma once\nint one;\n"}]
     spec = {"entry_point": "k.cu::f", "destination_passing_style": False, "language": "cuda",
             "compile_options": {"cuda_cflags": ["-O3"]}}  # fmt: skip
-    source = solutions.source_of(solution(spec=spec, sources=files), None)
+    source = flashinfer.source_of(solution(spec=spec, sources=files), None)
     assert "int one;" in source and "own.cuh" not in source and "extra_cuda_cflags=['-O3']" in source
 
 
@@ -100,7 +99,7 @@ REFUSED = {
 def test_a_solution_that_can_not_be_called_says_why(name):
     found, said = REFUSED[name]
     with pytest.raises((ValueError, Unsupported), match=said):
-        solutions.source_of(found, None)
+        flashinfer.source_of(found, None)
 
 
 def test_one_bad_file_does_not_take_the_others_with_it(tmp_path):
@@ -109,7 +108,7 @@ def test_one_bad_file_does_not_take_the_others_with_it(tmp_path):
     (place / "bad.json").write_text("{")
     (place / "good.json").write_text(json.dumps(SOLUTION | {"colour": 1}))
     definitions = {"rms_norm_h64": Definition.model_validate(DEFINITION)}
-    found = solutions.read_samples(tmp_path, definitions)
+    found = flashinfer.read_samples(tmp_path, definitions)
     assert [one.name for one in found.samples] == ["mine"] and found.refused[0][0] == "bad.json"
     (note,) = found.notes
     assert note.startswith("good.json: ") and "'colour'" in note
@@ -124,21 +123,21 @@ def test_definitions_are_found_beside_solutions(tmp_path):
 @pytest.mark.parametrize("flavour", ["flashinfer", "sol-execbench"])
 def test_our_candidate_survives_being_a_solution(tmp_path, flavour):
     one = outcome(trace_problem(tmp_path), passed())
-    solutions.write_solution(tmp_path / "s.json", solutions.solution_of(one, flavour, "CPU"))
-    assert solutions.source_of(solutions.read_solution(tmp_path / "s.json"), None) == CANDIDATE
+    flashinfer.write_solution(tmp_path / "s.json", flashinfer.solution_of(one, flavour, "CPU"))
+    assert flashinfer.source_of(flashinfer.read_solution(tmp_path / "s.json"), None) == CANDIDATE
 
 
 def test_the_function_of_our_solution_takes_the_definitions_inputs_by_name(tmp_path):
-    found = solutions.solution_of(outcome(trace_problem(tmp_path), passed()), "flashinfer", "CPU")
+    found = flashinfer.solution_of(outcome(trace_problem(tmp_path), passed()), "flashinfer", "CPU")
     (main,) = [file.content for file in found.sources if file.path == "main.py"]
     assert "def run(x, weight, eps):" in main and found.spec.destination_passing_style is False
 
 
 def test_a_trace_names_the_whole_workload_and_its_solution(tmp_path):
     one = outcome(trace_problem(tmp_path), passed())
-    trace = solutions.trace_of(one)
+    trace = flashinfer.trace_of(one)
     assert trace.workload.as_json() == WORKLOAD
-    assert trace.solution == solutions.solution_of(one, "flashinfer", "CPU").name
+    assert trace.solution == flashinfer.solution_of(one, "flashinfer", "CPU").name
 
 
 PRESENT = {"passed": (True, True), "check": (True, False), "build": (False, False), "run": (False, False)}
@@ -147,10 +146,10 @@ PRESENT = {"passed": (True, True), "check": (True, False), "build": (False, Fals
 @pytest.mark.parametrize("end", PRESENT)
 def test_correctness_and_performance_stand_exactly_where_their_schema_wants_them(tmp_path, end):
     verdict = passed() if end == "passed" else failed(end)
-    evaluation = solutions.trace_of(outcome(trace_problem(tmp_path), verdict)).evaluation
+    evaluation = flashinfer.trace_of(outcome(trace_problem(tmp_path), verdict)).evaluation
     assert (evaluation["correctness"] is not None, evaluation["performance"] is not None) == PRESENT[end]
 
 
 def test_the_speedup_of_a_trace_is_against_the_better_baseline(tmp_path):
-    evaluation = solutions.trace_of(outcome(trace_problem(tmp_path), passed(2.0))).evaluation
+    evaluation = flashinfer.trace_of(outcome(trace_problem(tmp_path), passed(2.0))).evaluation
     assert evaluation["performance"] == {"latency_ms": 1.125, "reference_latency_ms": 2.25, "speedup_factor": 2.0}

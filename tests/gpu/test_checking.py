@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.evals.formats.checking import examine_problem
+from kernelwright.evals.checking import examine_problem
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.errors import UnsupportedProblem
 from kernelwright_child import driver

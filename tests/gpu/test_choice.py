@@ -4,7 +4,7 @@ import pytest
 
 from kernelwright.commands.judging.score import place_of
 from kernelwright.commands.options.terminal import UserMistake
-from kernelwright.evals.scores.scoring import CandidateFile
+from kernelwright.evals.score import CandidateFile
 from kernelwright.sandbox.machine import needs_device, require_tools
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright_child import driver

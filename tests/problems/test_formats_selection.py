@@ -1,6 +1,6 @@
 import pytest
 
-from kernelwright.evals.runs.running import suite
+from kernelwright.evals.runs import suite
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.problems.arithmetic import NotArithmetic, evaluate
 from kernelwright.problems.formats import read_collection, select

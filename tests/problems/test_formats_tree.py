@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from kernelwright.evals.formats.checking import check_entry, examine_problem
+from kernelwright.evals.checking import check_entry, examine_problem
 from kernelwright.problems.formats import read_collection
 from kernelwright.sandbox.calls.memory_planning import refusal_by_text
 from kernelwright.sandbox.verdict.settings import Settings

@@ -98,7 +98,7 @@ def _serve(path):
     import torch  # noqa: F401 - what every fork would wait for
 
     import kernelwright.cli
-    import kernelwright.evals.runs.running
+    import kernelwright.evals.runs
     import kernelwright.sandbox.judge.judging  # noqa: F401
 
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

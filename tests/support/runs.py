@@ -10,8 +10,7 @@ from kernelwright.agent.log.events import Asked, CandidateExtracted, JudgedAttem
 from kernelwright.agent.log.records import Ask, FoundCandidate, PromptOutline, Reply, Usage
 from kernelwright.agent.log.store import RunLog, Setting
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.evals.scores.judgements import Judgement, Judgements
-from kernelwright.evals.scores.scoring import source_digest
+from kernelwright.evals.verdict_store import Judgement, VerdictStore, source_digest
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
 from kernelwright.prompts.brief import Section
@@ -260,7 +259,7 @@ CONDITIONS = Conditions(judge_version="h", device="d", torch="2", settings="{}")
 def scored(folder, *verdicts, of=None, source=None, device="Example CPU"):
     """The folder of a score, new or with more in it: a candidate for each verdict."""
     of = of or problem("one")
-    with Judgements(folder / "scores.db") as store:
+    with VerdictStore(folder / "scores.db") as store:
         for number, verdict in enumerate(verdicts, 1):
             text = source or source_of(number, random.Random(number))
             store.keep(of.record, text)

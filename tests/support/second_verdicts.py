@@ -11,15 +11,14 @@ from kernelwright.agent.log.best import write_best
 from kernelwright.agent.log.events import Confirmed, Kept
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.evals.boards.comparing import compare_runs
-from kernelwright.evals.boards.leaderboard import boards
-from kernelwright.evals.formats import folders, kernelbench, solutions
+from kernelwright.evals.formats import flashinfer, kernelbench, samples
 from kernelwright.evals.formats.kernelbench import eval_results, split
 from kernelwright.evals.formats.samples import run_outcomes
-from kernelwright.evals.inspector.export import picture
-from kernelwright.evals.inspector.model import RunModel
+from kernelwright.evals.inspector.pages import RunModel
+from kernelwright.evals.leaderboard import boards, compare_runs
+from kernelwright.evals.plots import picture
 from kernelwright.evals.report import Progress, run_tree, summary_rows, summary_table
-from kernelwright.evals.runs.facts import run_facts
+from kernelwright.evals.verdict_store import run_summary
 from tests.support.foreign import trace_problem, tree_problems
 from tests.support.runs import Writer, failed, passed, problem, setting, source_of
 
@@ -73,7 +72,7 @@ class Told:
             self.model = RunModel(log)
             self.index = next(one for one in self.model.index()["problems"] if one["name"] == name)
             self.details = [self.model.detail(name, one["n"]) for one in self.index["attempts"]]
-            self.picture = picture(self.model)
+            self.picture = picture(log.header, self.model.views)
             self.views = [fold(one, self.events) for one in log.header.problems]
             write_best(log, name)
         self.outcomes = [one for one in run_outcomes(run) if one.problem.name == name]
@@ -120,16 +119,16 @@ class Told:
         return None, float(best[1]) if best else None
 
     def facts(self):
-        found = next(one for one in run_facts(self.run).problems if one.problem == self.name).best
+        found = next(one for one in run_summary(self.run).problems if one.problem == self.name).best
         return (int(found.attempt), found.measured.speedup) if found else None
 
     def board(self):
-        (board,) = boards([run_facts(self.run)], "h1")
+        (board,) = boards([run_summary(self.run)], "h1")
         cell = next(cell for cell in board.rows[0].cells if cell.problem == self.name)
         return (int(cell.attempt), cell.published.speedup) if cell.published else None
 
     def diff(self):
-        facts = run_facts(self.run)
+        facts = run_summary(self.run)
         return None, next(one for one in compare_runs(facts, facts).pairs if one.problem == self.name).second
 
     def kept_folder(self):
@@ -139,15 +138,15 @@ class Told:
         return self._readme(self.run / "best" / self.name, r"speedup against eager: ([\d.]+) ")
 
     def exported(self):
-        folders.write_best(self.folder, self.outcomes)
+        samples.write_best(self.folder, self.outcomes)
         return self._read(self.folder / self.name)
 
     def exported_readme(self):
-        folders.write_best(self.folder, self.outcomes)
+        samples.write_best(self.folder, self.outcomes)
         return self._readme(self.folder / self.name, r"- ([\d.]+) x ")
 
     def rows(self):
-        right = [row for row in map(folders.row_of, self.outcomes) if row["outcome"] == "passed"]
+        right = [row for row in map(samples.row_of, self.outcomes) if row["outcome"] == "passed"]
         best = max(right, key=lambda row: row["speedup"], default=None)
         return (best["attempt"], best["speedup"]) if best else None
 
@@ -168,10 +167,10 @@ class Told:
         """Traces of FlashInfer, where the problem has a definition."""
         if self.outcomes[0].problem.origin is None or "workload" not in self.outcomes[0].problem.origin.details:
             return None
-        found = [(solutions.trace_of(one).evaluation["performance"], one) for one in self.outcomes]
+        found = [(flashinfer.trace_of(one).evaluation["performance"], one) for one in self.outcomes]
         right = ((told, one) for told, one in found if told)
         performance, best = max(right, key=lambda pair: pair[0]["speedup_factor"])
-        source = solutions.solution_of(best, "flashinfer", "here").sources[0].content
+        source = flashinfer.solution_of(best, "flashinfer", "here").sources[0].content
         return self.numbers[source], performance["speedup_factor"]
 
     def _line(self, text):

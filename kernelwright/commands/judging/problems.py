@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from kernelwright.evals.formats.checking import Checked
+    from kernelwright.evals.checking import Checked
     from kernelwright.problems.formats import Entry
     from kernelwright.sandbox.verdict.settings import Settings
 
@@ -95,7 +95,7 @@ class Checks:
 
     def line(self, wanted: Wanted) -> "Checked":
         """Raises `MachineError`."""
-        from kernelwright.evals.formats.checking import begun, check_entry, examine_problem
+        from kernelwright.evals.checking import begun, check_entry, examine_problem
 
         entry, settings = wanted
         if self._apart is None or entry.problem is None:
@@ -122,7 +122,7 @@ def _checked(wanted: Sequence[Wanted], checks: Checks, out: Path | None, as_json
     from rich.console import Console
     from rich.text import Text
 
-    from kernelwright.evals.formats.checking import CheckedFile, begun, summary
+    from kernelwright.evals.checking import CheckedFile, begun, summary
 
     console = Console(stderr=as_json)
     lines: list[Checked] = []
@@ -212,7 +212,7 @@ def _is_there(path: str) -> bool:
 
 def _each(paths: list[str]) -> list[str]:
     """Folders of problems, such as a capture's, give what they hold; a catalog-like folder is one problem."""
-    from kernelwright.evals.scores.scoring import problem_paths
+    from kernelwright.evals.score import problem_paths
 
     found: list[str] = []
     for path in paths:

@@ -20,8 +20,8 @@ from kernelwright.commands.options.terminal import (
 )
 
 if TYPE_CHECKING:
-    from kernelwright.evals.scores.batch_tables import BatchProgress
-    from kernelwright.evals.scores.scoring import CandidateFile, Collected, Shard
+    from kernelwright.evals.report import BatchProgress
+    from kernelwright.evals.score import CandidateFile, Collected, Shard
 
 
 def score(
@@ -65,9 +65,9 @@ def score(
     """
     from rich.console import Console
 
-    from kernelwright.evals.scores.batch_tables import BatchProgress
-    from kernelwright.evals.scores.judgements import Judgements
-    from kernelwright.evals.scores.scoring import DATABASE, Batch, Scored, collect_candidates, collect_problems
+    from kernelwright.evals.report import BatchProgress
+    from kernelwright.evals.score import Batch, Scored, collect_candidates, collect_problems
+    from kernelwright.evals.verdict_store import DATABASE, VerdictStore
     from kernelwright.sandbox.pool import executor_for
 
     options.check_together(device, devices, executor)
@@ -90,7 +90,7 @@ def score(
         options.check_threads(threads, None if settings.gpu else devices)
     options.check_tools(sanitize, profile, settings.gpu, local=here)
     console = Console(stderr=as_json)
-    with Judgements(out / DATABASE) as store, BatchProgress(len(chosen), console) as progress:
+    with VerdictStore(out / DATABASE) as store, BatchProgress(len(chosen), console) as progress:
         store.merge(folder / DATABASE for folder in merge or ())
 
         def on_done(scored: Scored) -> None:
@@ -103,7 +103,7 @@ def score(
             if judging:
                 batch.run(collected, chosen, executor_for(where, settings), kind)
             else:
-                batch.tell(collected, chosen, kind)
+                batch.report_known(collected, chosen, kind)
         except KeyboardInterrupt:
             exit_with(INTERRUPTED, f"stopped; every verdict is kept in {out}, the same command goes on from there")
     if not as_json:
@@ -132,7 +132,7 @@ def place_of(files: "list[CandidateFile]", size: str | None, asked: str | None, 
 
 
 def _examples(files: "list[CandidateFile]") -> dict[str, str]:
-    from kernelwright.evals.scores.scoring import read_source
+    from kernelwright.evals.score import read_source
     from kernelwright.sandbox.authenticity.scan import candidate_of
 
     examples: dict[str, str] = {}
@@ -144,7 +144,7 @@ def _examples(files: "list[CandidateFile]") -> dict[str, str]:
 
 def shard_of(text: str | None) -> "Shard | None":
     """`2/8` as a `Shard`; `UserMistake` for anything else."""
-    from kernelwright.evals.scores.scoring import Shard
+    from kernelwright.evals.score import Shard
 
     if text is None:
         return None
@@ -176,7 +176,7 @@ def _tell_unread(collected: "Collected", files: "list[CandidateFile]") -> None:
 def _tell(progress: "BatchProgress", collected: "Collected", out: Path) -> None:
     from rich.text import Text
 
-    from kernelwright.evals.scores.batch_tables import batch_table, unjudged_lines
+    from kernelwright.evals.report import batch_table, unjudged_lines
 
     console = table_console()
     console.print(batch_table(progress.done, collected.problems))

@@ -11,10 +11,7 @@ from pydantic import TypeAdapter
 
 from kernelwright.agent.log.view import fold
 from kernelwright.commands.options.terminal import UserMistake, read_text
-from kernelwright.evals.runs.facts import run_facts
-from kernelwright.evals.scores.judgements import rows_of
-from kernelwright.evals.scores.score_log import is_score, log_of
-from kernelwright.evals.scores.scoring import DATABASE
+from kernelwright.evals.verdict_store import DATABASE, is_score, log_of, rows_of, run_summary
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Verdict
 
@@ -80,7 +77,7 @@ def _of_object(value: dict[str, Any], line: str) -> Iterator[Stored]:
 def _of_folder(folder: Path) -> Iterator[Stored]:
     """The verdicts that count of all attempts of a run or a score, with what is stored of them beside."""
     told: dict[str, str] = dict(rows_of(folder / DATABASE, "key, report")) if is_score(folder) else {}
-    best = {} if is_score(folder) else {one.problem: one.best for one in run_facts(folder).problems if one.best}
+    best = {} if is_score(folder) else {one.problem: one.best for one in run_summary(folder).problems if one.best}
     with log_of(folder) as log:
         for problem in log.header.problems:
             for attempt in fold(problem, log.events(problem)).attempts:

@@ -24,7 +24,7 @@ from kernelwright.commands.options.terminal import (
 if TYPE_CHECKING:
     from kernelwright.agent.config import AnyProvider
     from kernelwright.agent.log.view import View
-    from kernelwright.evals.runs.running import Running
+    from kernelwright.evals.runs import Running
     from kernelwright.problems import Problem
 
 OWN_NAMES = {"local": "SmolLM2-135M-Instruct", "files": "files", "simulated": "simulated"}

@@ -33,8 +33,8 @@ CODES = {
     "kernelwright.sandbox.pool.protocol": {"ExecutorError": USER_MISTAKE},
     "kernelwright.sandbox.service.server": {"ServiceError": USER_MISTAKE},
     "kernelwright.sandbox.service.job_store": {"DiskError": MACHINE_LACKS, "StoreError": USER_MISTAKE},
-    "kernelwright.evals.boards.leaderboard": {"MetricError": USER_MISTAKE},
-    "kernelwright.evals.scores.judgements": {"JudgementsError": USER_MISTAKE},
+    "kernelwright.evals.leaderboard": {"MetricError": USER_MISTAKE},
+    "kernelwright.evals.verdict_store": {"JudgementsError": USER_MISTAKE},
     "kernelwright.agent.providers": {"AnswerPending": FELL_SHORT, "ProviderError": USER_MISTAKE},
     "kernelwright.programs.apply.guarded": {"NoPlace": USER_MISTAKE},
     "kernelwright.agent.strategies": {"StrategyError": USER_MISTAKE},
@@ -167,7 +167,7 @@ def tell_logs_for(count: int) -> None:
     """`-v` tells INFO, `-vv` DEBUG; without either nothing is told."""
     if not count:
         return
-    from kernelwright.evals.runs.version import version_words
+    from kernelwright.evals.version import version_words
     from kernelwright.sandbox.logs import show_logs
 
     show_logs(LEVELS[min(count, len(LEVELS)) - 1])
@@ -193,7 +193,7 @@ def with_verbosity(command: Callable[..., Any]) -> Callable[..., Any]:
 def _tell(asked: bool) -> None:
     if not asked:
         return
-    from kernelwright.evals.runs.version import version_words
+    from kernelwright.evals.version import version_words
 
     print(version_words())
     raise typer.Exit

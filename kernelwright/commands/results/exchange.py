@@ -40,7 +40,7 @@ def export(
     outcomes, left = _gathered(run, problems, candidates)
     fitted = True
     if best is not None:
-        from kernelwright.evals.formats.folders import write_best
+        from kernelwright.evals.formats.samples import write_best
 
         with writing(best):
             kept = write_best(best, outcomes)
@@ -70,8 +70,8 @@ def _packaged(folder: Path, run: Path) -> str:
 
 def _gathered(run: Path, problems: str | None, candidates: Path | None) -> "tuple[list[Outcome], list[str]]":
     from kernelwright.evals.formats.samples import run_outcomes, score_outcomes
-    from kernelwright.evals.scores.score_log import is_score
-    from kernelwright.evals.scores.scoring import collect_problems
+    from kernelwright.evals.score import collect_problems
+    from kernelwright.evals.verdict_store import is_score
 
     if not is_score(run):
         return run_outcomes(run), []
@@ -81,19 +81,19 @@ def _gathered(run: Path, problems: str | None, candidates: Path | None) -> "tupl
 
 
 def _write(to: str, out: Path, outcomes: "list[Outcome]", name: str) -> list[str]:
-    from kernelwright.evals.formats import folders, kernelbench
+    from kernelwright.evals.formats import kernelbench, samples
 
     if str(out) == "-":
         for outcome in outcomes:
-            print(json.dumps(folders.row_of(outcome)))
+            print(json.dumps(samples.row_of(outcome)))
         return []
     match to:
         case "jsonl" | "parquet":
-            folders.write_rows(out.with_suffix(".parquet") if to == "parquet" else out, outcomes)
+            samples.write_rows(out.with_suffix(".parquet") if to == "parquet" else out, outcomes)
         case "huggingface":
-            folders.write_data_set(out, outcomes)
+            samples.write_data_set(out, outcomes)
         case "plain":
-            folders.write_folder(out, [outcome.sample for outcome in outcomes])
+            samples.write_folder(out, [outcome.sample for outcome in outcomes])
         case "kernelbench":
             return kernelbench.write_run(out, outcomes)
         case "leaderboard":
@@ -108,7 +108,7 @@ def _write(to: str, out: Path, outcomes: "list[Outcome]", name: str) -> list[str
 
 def _traces(out: Path, outcomes: "list[Outcome]", sol: bool) -> list[str]:
     """`solutions/NAME.json` and `traces/DEFINITION.jsonl`."""
-    from kernelwright.evals.formats.solutions import solution_of, trace_of, traces_text, write_solution
+    from kernelwright.evals.formats.flashinfer import solution_of, trace_of, traces_text, write_solution
 
     left: list[str] = []
     texts: dict[str, str] = {}
@@ -143,7 +143,7 @@ def import_(
     ] = False,
 ) -> None:
     """Read problems and candidates of another benchmark. Nothing is run. Exit code 1 if none was read."""
-    from kernelwright.evals.formats.format_detection import candidate_format
+    from kernelwright.evals.formats import candidate_format
     from kernelwright.problems.formats import format_of
 
     if not source.exists():
@@ -181,8 +181,8 @@ def _problems(source: Path, out: Path, only: str) -> list[dict[str, object]]:
 
 
 def _candidates(source: Path, out: Path, problems: Path) -> list[dict[str, object]]:
-    from kernelwright.evals.formats.folders import write_folder
-    from kernelwright.evals.formats.format_detection import definitions_under, read_candidates
+    from kernelwright.evals.formats import definitions_under, read_candidates
+    from kernelwright.evals.formats.samples import write_folder
 
     samples = read_candidates(source, definitions_under(problems))
     places = _places(problems, samples)

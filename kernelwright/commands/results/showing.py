@@ -14,9 +14,9 @@ from kernelwright.problems.problem import LibraryMissing
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.store import RunLog
-    from kernelwright.evals.boards.leaderboard import Board
-    from kernelwright.evals.inspector.model import ProblemText
-    from kernelwright.evals.runs.facts import RunFacts
+    from kernelwright.evals.inspector.pages import ProblemText
+    from kernelwright.evals.leaderboard import Board
+    from kernelwright.evals.verdict_store import RunSummary
     from kernelwright.sandbox.verdict.settings import JudgingEffort
 
 
@@ -33,9 +33,9 @@ def show(
     ] = False,
 ) -> None:
     """Print a run as a tree of its attempts. Or the source of one of them, named behind the run."""
-    from kernelwright.evals.inspector.model import RunModel, find_attempt
+    from kernelwright.evals.inspector.pages import RunModel, find_attempt
     from kernelwright.evals.report import run_tree
-    from kernelwright.evals.scores.score_log import log_of
+    from kernelwright.evals.verdict_store import log_of
 
     with log_of(run) as log:
         found = None if what is None else find_attempt(what)
@@ -56,7 +56,7 @@ def show(
 
 
 def _print_source(log: "RunLog", problem: str, what: "int | ProblemText", as_json: bool) -> None:
-    from kernelwright.evals.inspector.model import source_of
+    from kernelwright.evals.inspector.pages import source_of
 
     source = source_of(log, problem, what)
     if source is None:
@@ -76,7 +76,7 @@ def inspect(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0: any free one.")] = 8765,
 ) -> None:
     """Look at runs and scores: tree, prompts, replies, logs and plots. Live on this machine, or as one offline file."""
-    from kernelwright.evals.scores.score_log import folders_in
+    from kernelwright.evals.verdict_store import folders_in
 
     found = folders_in(folder)
     if export is not None:
@@ -94,7 +94,7 @@ def inspect(
 
 
 def _export(found: list[Path], out: Path) -> None:
-    from kernelwright.evals.inspector.export import export
+    from kernelwright.evals.inspector.pages import export
 
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:5])
@@ -123,9 +123,9 @@ def leaderboard(
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Rank models, strategies and scores, a board for each device, by the lower bounds of the best speedups."""
-    from kernelwright.evals.boards.leaderboard import load_metrics, with_metrics
-    from kernelwright.evals.boards.tables import FORMATS
-    from kernelwright.evals.runs.facts import all_facts
+    from kernelwright.evals.leaderboard import load_metrics, with_metrics
+    from kernelwright.evals.tables import FORMATS
+    from kernelwright.evals.verdict_store import summaries
 
     if as_json and form not in (None, "json"):
         raise UserMistake(f"--json and --format {form} are two formats; leave one of them out")
@@ -133,7 +133,7 @@ def leaderboard(
     if chosen is not None and chosen not in FORMATS:
         raise UserMistake(f"no format {chosen!r}; there are: {', '.join(FORMATS)}")
     own = load_metrics(metric or ())
-    facts = all_facts(folders, lambda error: print(f"kernelwright: left out: {error}", file=sys.stderr))
+    facts = summaries(folders, lambda error: print(f"kernelwright: left out: {error}", file=sys.stderr))
     found = with_metrics(_boards(list(facts), verify, judging_effort(effort)), own)
     if chosen is None:
         _show(found)
@@ -144,10 +144,9 @@ def leaderboard(
             out.write_text(FORMATS[chosen](found), encoding="utf-8")
 
 
-def _boards(runs: "list[RunFacts]", verify: int, effort: "JudgingEffort") -> "list[Board]":
+def _boards(runs: "list[RunSummary]", verify: int, effort: "JudgingEffort") -> "list[Board]":
     from kernelwright.agent.briefs import sheet_for
-    from kernelwright.evals.boards.leaderboard import boards
-    from kernelwright.evals.boards.verifying import Verifier
+    from kernelwright.evals.leaderboard import Verifier, boards
     from kernelwright.sandbox.jail.zygote import become_a_judge
     from kernelwright.sandbox.machine import ON_DEVICE
     from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
@@ -164,7 +163,7 @@ def _boards(runs: "list[RunFacts]", verify: int, effort: "JudgingEffort") -> "li
 
 
 def _show(found: "list[Board]") -> None:
-    from kernelwright.evals.boards.tables import board_tables, unranked
+    from kernelwright.evals.tables import board_tables, unranked
 
     console = table_console()
     for board in found:
@@ -198,8 +197,8 @@ def diff(
 
 
 def _source(name: str) -> str:
-    from kernelwright.evals.inspector.model import find_attempt, source_of
-    from kernelwright.evals.scores.score_log import log_of
+    from kernelwright.evals.inspector.pages import find_attempt, source_of
+    from kernelwright.evals.verdict_store import log_of
 
     folder, colon, what = name.rpartition(":")
     found = find_attempt(what) if colon else None
@@ -217,11 +216,11 @@ def _compare(first: Path, second: Path, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from kernelwright.evals.boards.comparing import compare_runs
-    from kernelwright.evals.runs.facts import run_facts
+    from kernelwright.evals.leaderboard import compare_runs
+    from kernelwright.evals.verdict_store import run_summary
     from kernelwright.sandbox.verdict.report import marks, ratio_words
 
-    ours, theirs = run_facts(first), run_facts(second)
+    ours, theirs = run_summary(first), run_summary(second)
     try:
         found = compare_runs(ours, theirs)
     except ValueError as error:

@@ -44,7 +44,7 @@ def prompt(
     ] = False,
 ) -> None:
     """Print a prompt as the model will read it. A token estimate for each section goes to standard error."""
-    from kernelwright.evals.runs.prompting import PromptChoice, show_prompt
+    from kernelwright.evals.runs import PromptChoice, show_prompt
 
     if role not in ROLES:
         raise UserMistake(f"no role {role!r}; there are: {', '.join(ROLES)}")

@@ -108,8 +108,8 @@ def run(
     Exit code 1 if a problem got no right kernel, be it that it could not be judged.
     """
     from kernelwright.agent.steering import load_prices
-    from kernelwright.evals.runs.running import FOR_RECORDED, Plan, Running, left_out, new_folder
-    from kernelwright.evals.runs.running import suite as problems_of
+    from kernelwright.evals.runs import FOR_RECORDED, Plan, Running, left_out, new_folder
+    from kernelwright.evals.runs import suite as problems_of
     from kernelwright.problems import load_problem
     from kernelwright.prompts import SECTION_NAMES
 
@@ -171,7 +171,7 @@ def resume(
 
     Exit code 1 if a problem got no right kernel.
     """
-    from kernelwright.evals.runs.running import Running
+    from kernelwright.evals.runs import Running
 
     with Running.resume(folder) as running:
         prepare_process()

@@ -24,9 +24,9 @@ from bench.results.selection import Chosen, read_selection, table
 from kernelwright.agent.config import FilesOptions, SearchConfig
 from kernelwright.agent.log.events import Confirmed, Stopped
 from kernelwright.agent.log.store import RunLog, Setting
-from kernelwright.evals.figures import measured
-from kernelwright.evals.runs.running import Plan
-from kernelwright.evals.scores.judgements import Judgement
+from kernelwright.evals.metrics import summarize
+from kernelwright.evals.runs import Plan
+from kernelwright.evals.verdict_store import Judgement
 from kernelwright.problems import ProblemError
 from kernelwright.problems.problem import Origin
 from kernelwright.sandbox.pool.protocol import Conditions
@@ -79,7 +79,7 @@ def second_judging(row, verdict):
 
 def test_a_row_has_the_numbers_of_the_verdict_that_counts(run):
     first = indexed(searched(run), ()).rows[0]
-    assert first.facts.best.measured == measured(passed(2.9, compiled=1.9, shipped=2.4))
+    assert first.facts.best.measured == summarize(passed(2.9, compiled=1.9, shipped=2.4))
     assert (first.address, first.title, first.dtype) == ("level1/5", "5_Made", "float32")
     assert first.kernel.endswith("float32/level1-5.py")
     assert [turn.outcome for turn in first.tries] == ["passed", "passed"]
@@ -191,7 +191,7 @@ def flat(text):
     ("again", "meets"), [(passed(1.905, spread=0.0), True), (passed(1.2, spread=0.0), False), (failed(), False)]
 )
 def test_intervals_meet_if_they_have_a_point_in_common(again, meets):
-    assert meet(measured(passed(1.9)), measured(again)) is meets
+    assert meet(summarize(passed(1.9)), summarize(again)) is meets
 
 
 def test_the_record_is_read_back_as_it_was_and_its_bytes_are_the_same_each_time(run, tmp_path):

@@ -15,9 +15,9 @@ from bench.results.index import indexed, read_index, records_in
 from bench.results.records import read_lines
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.scheduler import views_of
-from kernelwright.evals.figures import measured
+from kernelwright.evals.metrics import summarize
 from kernelwright.evals.report import summary_rows
-from kernelwright.evals.scores.judgements import Judgement
+from kernelwright.evals.verdict_store import Judgement
 from tests.bench.results.walk import ROOT, Walk
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -80,7 +80,7 @@ def test_every_number_of_the_index_comes_from_the_record(walk):
     for one in records:
         by_digest = {each.attempt.candidate.digest: each.attempt for each in one.attempts if each.attempt.candidate}
         if one.facts.best is not None:
-            assert one.facts.best.measured == measured(by_digest[one.facts.best.candidate_digest].ruling)
+            assert one.facts.best.measured == summarize(by_digest[one.facts.best.candidate_digest].ruling)
 
 
 def test_the_kept_kernels_are_files_by_their_digests(walk):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.evals.formats.checking import examine_problem
+from kernelwright.evals.checking import examine_problem
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.errors import UnsupportedProblem
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed

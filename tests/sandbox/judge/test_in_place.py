@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from kernelwright.evals.formats.checking import examine_problem
+from kernelwright.evals.checking import examine_problem
 from kernelwright.problems import Problem
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.correctness.families import vary

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.evals.scores.judgements import Judgements
-from kernelwright.evals.scores.scoring import Batch, CandidateFile, Collected, UnjudgedSource, interleaved
+from kernelwright.evals.score import Batch, CandidateFile, Collected, UnjudgedSource, interleaved
+from kernelwright.evals.verdict_store import VerdictStore
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.protocol import Answer, Conditions, ExecutorError
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
@@ -26,7 +26,7 @@ def under(name, found, verdict):
 
 @pytest.fixture
 def store(tmp_path):
-    with Judgements(tmp_path / "scores.db") as store:
+    with VerdictStore(tmp_path / "scores.db") as store:
         yield store
 
 
@@ -45,7 +45,7 @@ def test_a_verdict_of_another_kind_or_effort_does_not_count(store, other):
 def test_of_several_verdicts_the_latest_is_told(store):
     store.add(under("a", conditions(cores=(0,)), failed()))
     store.add(under("a", conditions(cores=(1,)), passed(1.5)))
-    assert store.known_like(PROBLEM.digest, "a", [conditions(cores=(2,))]).measured.passed
+    assert store.known_like(PROBLEM.digest, "a", [conditions(cores=(2,))])[1].passed
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def told(store, tmp_path):
         for device in kinds:
             store.add(under(digest, conditions(device), failed()))
         said = []
-        Batch(store, said.append).tell(Collected({"one": PROBLEM}, {}), [file], kind)
+        Batch(store, said.append).report_known(Collected({"one": PROBLEM}, {}), [file], kind)
         return said
 
     return tell

@@ -11,8 +11,8 @@ import pytest
 from bench.simulated.executor import VERDICT
 from kernelwright import Judging
 from kernelwright.agent.scheduler import ExecutorEvaluator
-from kernelwright.evals.scores.judgements import Judgements
-from kernelwright.evals.scores.scoring import Batch, CandidateFile, Collected
+from kernelwright.evals.score import Batch, CandidateFile, Collected
+from kernelwright.evals.verdict_store import VerdictStore
 from kernelwright.sandbox.locks import processor_path
 from kernelwright.sandbox.pool import local
 from kernelwright.sandbox.pool.devices import WorkerOptions
@@ -153,7 +153,7 @@ def test_a_batch_has_a_line_for_each_file_though_workers_break_off(faulty, name,
         path.write_text(right(number).candidate.source)
         files.append(CandidateFile("cumsum", path.name, path))
     done = []
-    with Judgements(tmp_path / "scores.db") as store:
+    with VerdictStore(tmp_path / "scores.db") as store:
         executor = LocalExecutor(QUICK, 1, declared(("fake",), CORES))
         Batch(store, done.append).run(Collected({"cumsum": SUM}, {}), files, executor, None)
     assert sorted(one.file.name for one in done) == ["0.py", "1.py", "2.py"]

@@ -1,1 +1,0 @@
-"""Metrics, leaderboards and comparisons, from records alone."""

@@ -1,1 +1,0 @@
-"""Candidate files judged in one go, and their verdicts on disk."""
