@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.chosen import chosen
 from bench.gpu_facts import Report
-from kernelwright.programs.compare.comparison import Comparison, words
+from kernelwright.programs.compare import Comparison, words
 from kernelwright.programs.record import read_split, write_record
 from kernelwright_child import driver
 

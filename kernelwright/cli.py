@@ -7,11 +7,21 @@ from typing import NoReturn
 
 import typer
 
-from kernelwright.commands import programs
-from kernelwright.commands.judging import doctor, judge, problems, score, serve
-from kernelwright.commands.options.terminal import version, with_exit_codes, with_verbosity
-from kernelwright.commands.results import exchange, showing
-from kernelwright.commands.search import batch, models, prompt, run
+from kernelwright.commands import (
+    batch,
+    doctor,
+    exchange,
+    judge,
+    models,
+    problems,
+    programs,
+    prompt,
+    results,
+    run,
+    score,
+    serve,
+)
+from kernelwright.terminal import version, with_exit_codes, with_verbosity
 
 app = typer.Typer(
     name="kernelwright",
@@ -35,10 +45,10 @@ for name, command in (
     ("score", score.score),
     ("serve", serve.serve),
     ("mcp", serve.mcp),
-    ("leaderboard", showing.leaderboard),
-    ("inspect", showing.inspect),
-    ("diff", showing.diff),
-    ("show", showing.show),
+    ("leaderboard", results.leaderboard),
+    ("inspect", results.inspect),
+    ("diff", results.diff),
+    ("show", results.show),
     ("import", exchange.import_),
     ("export", exchange.export),
     ("compare", programs.compare),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.judging_options import JailOption, MemoryOption, compile_modes
-from kernelwright.commands.options.terminal import DONE, FELL_SHORT, UserMistake, table_console, writing
+from kernelwright.options import JailOption, MemoryOption, compile_modes
+from kernelwright.terminal import DONE, FELL_SHORT, UserMistake, table_console, writing
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.verdict.settings import Settings
@@ -32,7 +32,7 @@ def split(
     captured = read_capture(folder)
     settings = None
     if compiled:
-        from kernelwright.commands.options.judging_options import JudgingOptions
+        from kernelwright.options import JudgingOptions
         from kernelwright.sandbox.jail.zygote_start import become_a_judge
 
         threads = None if captured.is_gpu else captured.threads
@@ -74,7 +74,7 @@ def capture(
 
     It runs as it is, with your rights: it is your program. Nothing is sent anywhere.
     """
-    from kernelwright.programs.capture.capturing import Wishes, capturing_script, new_folder
+    from kernelwright.programs.capture import Wishes, capturing_script, new_folder
 
     if not script.is_file():
         raise UserMistake(f"there is no script {script}; check the path")
@@ -126,8 +126,8 @@ def compare(
     It runs here, as you would start it: this is no jail. Exit code 0 where the whole is right and faster than every
     baseline beyond doubt, 1 where it is not.
     """
-    from kernelwright.programs.compare.comparison import Order, drawn, words
-    from kernelwright.programs.compare.comparison import compare as compared
+    from kernelwright.programs.compare import Order, drawn, words
+    from kernelwright.programs.compare import compare as compared
 
     if not script.is_file():
         raise UserMistake(f"there is no program {script}; name a Python file")

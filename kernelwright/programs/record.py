@@ -92,7 +92,7 @@ class PartInput(Record):
 
 
 class Run(Record):
-    """Operators one after another inside one `forward`, of the graph that `programs.capture.graphs.export_call` gives.
+    """Operators one after another inside one `forward`, of the graph that `programs.graphs.export_call` gives.
 
     Between the first and the last node nothing else stands, so a call of the kernel can take the place of the last.
     """

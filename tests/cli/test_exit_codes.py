@@ -4,7 +4,7 @@ from importlib import import_module
 
 import pytest
 
-from kernelwright.commands.options.terminal import CODES, FELL_SHORT, MACHINE_LACKS, USER_MISTAKE
+from kernelwright.terminal import CODES, FELL_SHORT, MACHINE_LACKS, USER_MISTAKE
 
 
 @pytest.mark.parametrize("module", CODES)

@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from kernelwright.cli import app
-from kernelwright.commands.options.judging_options import (
+from kernelwright.options import (
     JudgingOptions,
     check_device,
     check_together,
@@ -14,9 +14,9 @@ from kernelwright.commands.options.judging_options import (
     memory_size,
     size_for,
 )
-from kernelwright.commands.options.terminal import UserMistake
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.terminal import UserMistake
 from kernelwright_child import driver
 from tests.support.problems import CUDA, RIGHT
 from tests.support.servers import fake_reply

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from kernelwright.commands.options.search_options import search_options
-from kernelwright.commands.options.terminal import UserMistake
+from kernelwright.commands.search_options import search_options
+from kernelwright.terminal import UserMistake
 from tests.support.search import new_log, searched
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.commands.options.terminal import own_command
+from kernelwright.terminal import own_command
 from tests.support.problems import PROBLEM, RIGHT
 from tests.support.servers import fake_reply
 

@@ -18,9 +18,9 @@ import typer.main
 from pydantic import BaseModel
 
 import kernelwright
+from kernelwright import terminal
 from kernelwright.cli import app as kernelwright_app
-from kernelwright.commands.options import terminal
-from kernelwright.commands.results.exchange import FORMATS as EXPORT_FORMATS
+from kernelwright.commands.exchange import FORMATS as EXPORT_FORMATS
 
 Surface = dict[str, dict[str, Any]]
 ROOT = Path(__file__).parents[2]

@@ -2,8 +2,7 @@
 
 import pytest
 
-from kernelwright.commands.options.judging_options import check_tools
-from kernelwright.commands.options.terminal import UserMistake
+from kernelwright.options import check_tools
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import open_session
 from kernelwright.sandbox.calls.reference import ReferenceSession
@@ -13,6 +12,7 @@ from kernelwright.sandbox.judge.tools import Subject, looked_at
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
+from kernelwright.terminal import UserMistake
 from tests.gpu.test_tools import CLEAN, COUNTERS, OVERRUN
 from tests.support.problems import PROBLEM, RIGHT
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.program import read_comparison
-from kernelwright.programs.compare.comparison import words
+from kernelwright.programs.compare import words
 
 ROOT = Path(__file__).parents[2]
 BIRDS = ROOT / "examples" / "birds"

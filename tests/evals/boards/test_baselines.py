@@ -10,7 +10,7 @@ import pytest
 
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.commands.judging.judge import words
+from kernelwright.commands.judge import words
 from kernelwright.evals.boards import tables
 from kernelwright.evals.boards.leaderboard import boards
 from kernelwright.evals.figures import measured, separate_baselines

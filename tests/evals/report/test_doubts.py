@@ -7,7 +7,7 @@ from kernelwright.agent.log.best import write_best
 from kernelwright.agent.log.run_log import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.cli import app
-from kernelwright.commands.judging.judge import words
+from kernelwright.commands.judge import words
 from kernelwright.evals.boards.leaderboard import boards
 from kernelwright.evals.formats.folders import row_of, write_kept
 from kernelwright.evals.formats.kernelbench import eval_results

@@ -8,9 +8,9 @@ from rich.console import Console
 
 from kernelwright.agent.log.events import Event, Stopped
 from kernelwright.agent.log.run_log import RunLog
-from kernelwright.commands.options.terminal import fit_for
 from kernelwright.evals.inspector.model import RunModel
 from kernelwright.evals.report import Progress, attempt_words
+from kernelwright.terminal import fit_for
 from tests.support.runs import made_run
 
 HOSTILE = "\x1b[2J\x1b[32mpassed: 99.00 x\x07"

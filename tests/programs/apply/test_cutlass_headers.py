@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from kernelwright.programs.apply.placing import INCLUDED, module_of, started
+from kernelwright.programs.placing import INCLUDED, module_of, started
 from kernelwright.sandbox.machine.identity import cutlass_headers
 
 SOURCE = """

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from kernelwright.programs.apply.guarded import NoPlace, TiedKernel, flat
-from kernelwright.programs.apply.placing import applied, apply, put_all_back
+from kernelwright.programs.guarded import NoPlace, TiedKernel, flat
+from kernelwright.programs.placing import applied, apply, put_all_back
 from tests.support.programs import COLUMNS, KERNEL, ROWS, Network, kernels_folder
 
 COUNTING = KERNEL.replace("import torch\n", "import torch\nCALLS = []\n", 1).replace(

@@ -5,7 +5,7 @@ import torch
 
 from kernelwright import applied, apply
 from kernelwright.problems import ProblemError
-from kernelwright.programs.apply.guarded import NoPlace
+from kernelwright.programs.guarded import NoPlace
 from kernelwright.sandbox.machine.cache import all_entries
 from tests.support.programs import COLUMNS, KERNEL, ROWS, Network, run_over_gates
 from tests.support.runs import doubted, failed, made_run, passed

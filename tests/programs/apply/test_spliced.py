@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from kernelwright.programs.apply.placing import applied, apply, put_all_back
-from kernelwright.programs.capture.graphs import export_call
+from kernelwright.programs.graphs import export_call
+from kernelwright.programs.placing import applied, apply, put_all_back
 from kernelwright.programs.record import PartInput, Run
 from tests.support.programs import COLUMNS, ROWS, Network, kernels_folder, part_of_gates, seen
 

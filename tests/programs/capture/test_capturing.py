@@ -7,8 +7,8 @@ from torch import nn
 
 from kernelwright import capture, capturing
 from kernelwright.problems import ProblemError, load_problem
-from kernelwright.programs.capture import cutting
-from kernelwright.programs.capture.drafts import Tried
+from kernelwright.programs import cutting
+from kernelwright.programs.drafts import Tried
 from kernelwright.programs.record import read_capture
 from tests.support.programs import Attending, Block, ByValue, Custom, Table
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from kernelwright.programs.capture.graphs import CannotCut, computes, export_call, inputs_of, op_name, outputs_of, runs
+from kernelwright.programs.graphs import CannotCut, computes, export_call, inputs_of, op_name, outputs_of, runs
 from tests.support.programs import Attending, Block, ByValue
 
 

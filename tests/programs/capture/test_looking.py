@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernelwright.programs.capture.problem_text import draw, drawn
-from kernelwright.programs.capture.watching import look
+from kernelwright.programs.problem_text import draw, drawn
+from kernelwright.programs.watching import look
 
 
 def again(tensor):

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from kernelwright.programs.compare.timing import calls_of
+from kernelwright.programs.timing import calls_of
 
 (call,) = calls_of(Path(sys.argv[1]), ())
 same, _ = call.outputs(call.root)

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kernelwright.problems import ProblemError
-from kernelwright.programs.compare.comparison import Order, compare, drawn, headline, words
+from kernelwright.programs.compare import Order, compare, drawn, headline, words
 from tests.support.programs import KERNEL, ROWS, run_over_gates, script
 
 pytestmark = pytest.mark.slow

@@ -1,7 +1,7 @@
 import json
 from xml.etree import ElementTree
 
-from kernelwright.programs.compare.comparison import Order, StageError, Times, drawn, folded, headline, words
+from kernelwright.programs.compare import Order, StageError, Times, drawn, folded, headline, words
 
 
 def times(kernels, eager, **more):

@@ -3,7 +3,7 @@
 import pytest
 
 from kernelwright.problems import ProblemError
-from kernelwright.programs.apply.kept import kept_kernels, write_package
+from kernelwright.programs.apply import kept_kernels, write_package
 from tests.packaging.environments import Environment
 from tests.support.programs import KERNEL, run_over_gates, script
 

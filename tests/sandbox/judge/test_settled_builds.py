@@ -10,7 +10,7 @@ import uuid
 
 import pytest
 
-from kernelwright.commands.judging.judge import words
+from kernelwright.commands.judge import words
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.pool.devices import WorkerOptions
 from kernelwright.sandbox.pool.judges import Worker

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernelwright.commands.options.terminal import INTERRUPTED
 from kernelwright.sandbox.machine.timing_locks import (
     WaitLimit,
     foreign_load,
@@ -22,6 +21,7 @@ from kernelwright.sandbox.machine.timing_locks import (
     processor_turn,
 )
 from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.terminal import INTERRUPTED
 from tests.sandbox.conftest import SCALED_ROWS
 from tests.support.processes import holders, locked_bytes, waiters
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options.judging_options import PresetsOption, check_threads
-from kernelwright.commands.options.terminal import UserMistake
+from kernelwright.options import PresetsOption, check_threads
+from kernelwright.terminal import UserMistake
 
 app = typer.Typer(help="Servers that can be asked by name, and a small model to try.", no_args_is_help=True)
 

@@ -1,6 +1,6 @@
 """A program judged end to end: several processes of it, one record of what they measured, in words and as one picture.
 
-Each process is one of `programs.compare.child`.
+Each process is one of `programs.child`.
 """
 
 import os
@@ -171,7 +171,7 @@ def _pairing(found: Sequence[Times], mine: str, theirs: str) -> Pairing:
 def _times(order: Order) -> Times:
     with tempfile.TemporaryDirectory(prefix="kernelwright-compare-") as folder:
         out = Path(folder) / "times.json"
-        words = [sys.executable, "-m", "kernelwright.programs.compare.child", order.model_dump_json(), str(out)]
+        words = [sys.executable, "-m", "kernelwright.programs.child", order.model_dump_json(), str(out)]
         done = subprocess.run(words, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
         if done.returncode == 0 and out.is_file():
             return Times.model_validate_json(out.read_text(encoding="utf-8"))

@@ -13,11 +13,11 @@ from torch.utils import _pytree as pytree
 
 from kernelwright.problems.record.problem import ProblemError
 from kernelwright.problems.record.source import check_reference
-from kernelwright.programs.capture.drafts import Draft, KindOnTrial
-from kernelwright.programs.capture.graphs import CannotCut
-from kernelwright.programs.capture.problem_text import finished, written
-from kernelwright.programs.capture.watching import CallWatch, PlaceTimes, SeenPlace, SeenStep, layout
+from kernelwright.programs.drafts import Draft, KindOnTrial
+from kernelwright.programs.graphs import CannotCut
+from kernelwright.programs.problem_text import finished, written
 from kernelwright.programs.record import CallSite, Part, PartInput, PartSize, TensorSeen, Uncut
+from kernelwright.programs.watching import CallWatch, PlaceTimes, SeenPlace, SeenStep, layout
 
 LEAST_SHARE = 0.02
 """Of the program's time: what takes less is left whole."""

@@ -1,6 +1,6 @@
 """One process of a comparison: the user's own program, run once, then its calls timed in every way.
 
-`python -m kernelwright.programs.compare.child ORDER OUT`: what to do, as JSON, and the file for what came of it.
+`python -m kernelwright.programs.child ORDER OUT`: what to do, as JSON, and the file for what came of it.
 """
 
 import json
@@ -8,15 +8,15 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from kernelwright.programs.compare.comparison import Order, Times
+from kernelwright.programs.compare import Order, Times
 
 
 def main(order: Order, out: Path) -> int:
     """2 with a sentence where the program can not be compared."""
     import torch
 
-    from kernelwright.programs.apply.guarded import NoPlace
-    from kernelwright.programs.compare.timing import Sides, calls_of, stage_errors
+    from kernelwright.programs.guarded import NoPlace
+    from kernelwright.programs.timing import Sides, calls_of, stage_errors
 
     with redirect_stdout(sys.stderr):
         calls = calls_of(Path(order.script), order.arguments)

@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils import cpp_extension
 
-from kernelwright.programs.apply.guarded import (
+from kernelwright.programs.guarded import (
     NoPlace,
     Replacement,
     TiedKernel,
@@ -31,7 +31,7 @@ from kernelwright.programs.apply.guarded import (
     put_back,
     replacements,
 )
-from kernelwright.programs.apply.spliced import SplicedReplacement
+from kernelwright.programs.spliced import SplicedReplacement
 
 NOTE = "built.json"
 PLATFORM = "platform.json"

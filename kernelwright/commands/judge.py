@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from kernelwright.commands.options import judging_options as options
-from kernelwright.commands.options.terminal import DONE, FELL_SHORT, UserMistake, read_text
+from kernelwright import options
 from kernelwright.problems.record.source import parse_module
+from kernelwright.terminal import DONE, FELL_SHORT, UserMistake, read_text
 
 if TYPE_CHECKING:
     from kernelwright.problems import Problem
@@ -146,7 +146,7 @@ async def _served(
 
 def _recheck(text: str, as_json: bool) -> NoReturn:
     """Compare every derived number of stored records with what their samples give; never returns."""
-    from kernelwright.commands.judging.stored_records import stored_records
+    from kernelwright.commands.stored_records import stored_records
     from kernelwright.sandbox.verdict.report import RecordError, measurement_of, recheck, three_times
 
     records = {one.names[0]: one.report for one in stored_records(text)}

@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kernelwright.problems import Tolerance
-from kernelwright.programs.apply.guarded import NoPlace, Replacement, replacements
-from kernelwright.programs.apply.kept import apply
-from kernelwright.programs.capture.drafts import timed
-from kernelwright.programs.compare.comparison import ALONE, KERNELS, StageError
+from kernelwright.programs.apply import apply
+from kernelwright.programs.compare import ALONE, KERNELS, StageError
+from kernelwright.programs.drafts import timed
+from kernelwright.programs.guarded import NoPlace, Replacement, replacements
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch
 from kernelwright.sandbox.correctness.distance import measure
 from kernelwright.sandbox.tensors.values import RawTensor, Values

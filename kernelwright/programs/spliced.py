@@ -13,8 +13,8 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from kernelwright.programs.apply.guarded import NoPlace, Replacement, TiedKernel, differs, replacement_of
-from kernelwright.programs.capture.graphs import CallGraph, CannotCut, export_call, owner
+from kernelwright.programs.graphs import CallGraph, CannotCut, export_call, owner
+from kernelwright.programs.guarded import NoPlace, Replacement, TiedKernel, differs, replacement_of
 
 MOST_KINDS = 16
 """Of calls, each with a graph of its own; a module whose settings change in every call would make ever more."""

@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from kernelwright.programs.capture import graphs
-from kernelwright.programs.capture.graphs import CallGraph, CannotCut
-from kernelwright.programs.capture.problem_text import Piece, Written, draw, skeleton, written
-from kernelwright.programs.capture.watching import CallKind, look
+from kernelwright.programs import graphs
+from kernelwright.programs.graphs import CallGraph, CannotCut
+from kernelwright.programs.problem_text import Piece, Written, draw, skeleton, written
 from kernelwright.programs.record import CallSite, Run, TensorSeen
+from kernelwright.programs.watching import CallKind, look
 from kernelwright.sandbox.verdict.roofline import NecessaryWork
 from kernelwright_child.casting import differentiate, weights_of
 from kernelwright_child.roofline import trace

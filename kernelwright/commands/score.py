@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options import judging_options as options
-from kernelwright.commands.options.terminal import (
+from kernelwright import options
+from kernelwright.terminal import (
     DONE,
     FELL_SHORT,
     INTERRUPTED,

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter
 
 from kernelwright.agent.log.view import fold
-from kernelwright.commands.options.terminal import UserMistake, read_text
 from kernelwright.evals.runs.facts import run_facts
 from kernelwright.evals.scores.judgements import rows_of
 from kernelwright.evals.scores.score_log import is_score, log_of
 from kernelwright.evals.scores.scoring import DATABASE
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Verdict
+from kernelwright.terminal import UserMistake, read_text
 
 FORMS = "use a file of `judge --json`, RUN:PROBLEM/3, the --out of a score, or such records as .jsonl or .jsonl.gz"
 SHORT = {"low": "speedup_low", "high": "speedup_high", "counted": "against"}

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.judging_options import judging_effort
-from kernelwright.commands.options.terminal import FELL_SHORT, UserMistake, fit_for, read_text, table_console, writing
+from kernelwright.options import judging_effort
 from kernelwright.problems.texts.rewriting import LibraryMissing
+from kernelwright.terminal import FELL_SHORT, UserMistake, fit_for, read_text, table_console, writing
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from kernelwright.commands.options.terminal import (
+from kernelwright.terminal import (
     FELL_SHORT,
     INTERRUPTED,
     UserMistake,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.terminal import DONE, FELL_SHORT, UserMistake, writing
+from kernelwright.terminal import DONE, FELL_SHORT, UserMistake, writing
 
 if TYPE_CHECKING:
     from kernelwright.evals.formats.samples import Outcome, Samples
@@ -58,7 +58,7 @@ def export(
 
 
 def _packaged(folder: Path, run: Path) -> str:
-    from kernelwright.programs.apply.kept import kept_kernels, write_package
+    from kernelwright.programs.apply import kept_kernels, write_package
 
     kept = kept_kernels(run)
     for part, why in kept.left.items():

@@ -1,4 +1,4 @@
-"""What a run kept for the parts of a program: a folder that `programs.apply.placing` reads, or a package of its own."""
+"""What a run kept for the parts of a program: a folder that `programs.placing` reads, or a package of its own."""
 
 import json
 import keyword
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kernelwright.evals.formats.samples import Outcome, best_of, run_outcomes
 from kernelwright.problems.record.problem import ProblemError
-from kernelwright.programs.apply.placing import MANIFEST
+from kernelwright.programs.placing import MANIFEST
 from kernelwright.programs.record import Part, is_capture, read_capture, read_split
 from kernelwright.sandbox.machine.cache import MARK, all_entries, cache_root, write_atomically
 from kernelwright.sandbox.verdict.report import report, speedup_words
@@ -100,8 +100,8 @@ def apply(model: "nn.Module", run: str | Path) -> "nn.Module":
     `print(applied(model))`. Kernels run in this process. Raises `NoPlace` where none finds its place, and what
     `kept_kernels` raises.
     """
-    from kernelwright.programs.apply import placing
-    from kernelwright.programs.apply.guarded import NoPlace
+    from kernelwright.programs import placing
+    from kernelwright.programs.guarded import NoPlace
 
     kept = kept_kernels(Path(run))
     if not kept.kernels:
@@ -119,8 +119,8 @@ def apply(model: "nn.Module", run: str | Path) -> "nn.Module":
         all_entries().trim(keep=folder)
 
 
-OURS = Path(__file__).parents[1]
-CARRIED = ("apply/guarded", "apply/placing", "apply/spliced", "capture/graphs")
+OURS = Path(__file__).parent
+CARRIED = ("guarded", "placing", "spliced", "graphs")
 """Modules of `programs` that need torch alone."""
 BUILT = (".so", "built.json", "platform.json")
 """How the files of a build end that are of use later."""
@@ -144,8 +144,8 @@ def write_package(folder: Path, kept: KeptKernels, run: str) -> str:
     write_kernels(inner, kept.kernels)
     for module in CARRIED:
         text = (OURS / f"{module}.py").read_text(encoding="utf-8")
-        text = re.sub(r"^from kernelwright\.programs\.\w+\.", "from .", text, flags=re.MULTILINE)
-        (inner / Path(f"{module}.py").name).write_text(text, encoding="utf-8")
+        text = re.sub(r"^from kernelwright\.programs\.", "from .", text, flags=re.MULTILINE)
+        (inner / f"{module}.py").write_text(text, encoding="utf-8")
     places = dict.fromkeys(root for kernel in kept.kernels for root, _ in kernel.places)
     words = {
         "NAME": name,

@@ -37,7 +37,7 @@ CODES = {
     "kernelwright.evals.boards.leaderboard": {"MetricError": USER_MISTAKE},
     "kernelwright.evals.scores.judgements": {"JudgementsError": USER_MISTAKE},
     "kernelwright.agent.providers.provider": {"AnswerPending": FELL_SHORT, "ProviderError": USER_MISTAKE},
-    "kernelwright.programs.apply.guarded": {"NoPlace": USER_MISTAKE},
+    "kernelwright.programs.guarded": {"NoPlace": USER_MISTAKE},
     "kernelwright.agent.strategies": {"StrategyError": USER_MISTAKE},
 }
 """By module, the exit codes of its exceptions: each says in one sentence what is to be mended. The first that fits

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
 import typer
 
-from kernelwright.commands.options.terminal import UserMistake
+from kernelwright.terminal import UserMistake
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.pool import ExecutorChoice
@@ -307,7 +307,7 @@ def check_threads(threads: int | None, devices: int | None = None) -> None:
         raise UserMistake(f"--threads is {threads} and {where} has {there}; give at most {share}")
 
 
-def executor_choice(
+def executor_choice(  # noqa: PLR0913, PLR0917
     executor: str,
     address: str | None,
     devices: int | None,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.judging_options import RunArgument
-from kernelwright.commands.options.terminal import FELL_SHORT, UserMistake, opened, own_command, writing
+from kernelwright.options import RunArgument
+from kernelwright.terminal import FELL_SHORT, UserMistake, opened, own_command, writing
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options.judging_options import DtypeOption, WithoutOption, size_option
-from kernelwright.commands.options.terminal import FELL_SHORT, UserMistake, read_text
+from kernelwright.options import DtypeOption, WithoutOption, size_option
+from kernelwright.terminal import FELL_SHORT, UserMistake, read_text
 
 ROLES = ("propose", "repair", "improve", "plan", "critique", "reflect")
 

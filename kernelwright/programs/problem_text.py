@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from kernelwright.programs.capture.graphs import CallGraph, CannotCut, op_name, words
+from kernelwright.programs.graphs import CallGraph, CannotCut, op_name, words
 from kernelwright.programs.record import TensorSeen, ValuesSeen
 
 OPEN, CLOSE = "\N{MATHEMATICAL LEFT WHITE SQUARE BRACKET}", "\N{MATHEMATICAL RIGHT WHITE SQUARE BRACKET}"

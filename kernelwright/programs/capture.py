@@ -14,9 +14,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kernelwright.problems.record.problem import ProblemError
-from kernelwright.programs.capture.cutting import Cutting, alike, counted_steps, cut, times_of, total_ms, typical_ms
-from kernelwright.programs.capture.watching import CallWatch
+from kernelwright.programs.cutting import Cutting, alike, counted_steps, cut, times_of, total_ms, typical_ms
 from kernelwright.programs.record import CAPTURE, PROBLEMS, CapturedProgram, ModuleSeen, OperatorSeen, write_record
+from kernelwright.programs.watching import CallWatch
 from kernelwright.sandbox.machine.identity import device_name, versions
 
 VALUES = "values.safetensors"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options import judging_options as options
-from kernelwright.commands.options.terminal import UserMistake
+from kernelwright import options
 from kernelwright.problems.texts.rewriting import LibraryMissing
+from kernelwright.terminal import UserMistake
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.service.job_store import PlaceName

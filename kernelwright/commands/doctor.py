@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options.terminal import DONE, MACHINE_LACKS
+from kernelwright.terminal import DONE, MACHINE_LACKS
 
 
 def doctor(

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options import judging_options as options
-from kernelwright.commands.options.search_options import (
+from kernelwright import options
+from kernelwright.commands.search_options import (
     ProviderArguments,
     checked_config,
     keep_captures,
@@ -18,7 +18,7 @@ from kernelwright.commands.options.search_options import (
     search_options,
     with_parts,
 )
-from kernelwright.commands.options.terminal import UserMistake
+from kernelwright.terminal import UserMistake
 
 
 def run(

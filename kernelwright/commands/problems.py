@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from kernelwright.commands.options import judging_options as options
-from kernelwright.commands.options.terminal import DONE, FELL_SHORT, INTERRUPTED, UserMistake, exit_with
+from kernelwright import options
+from kernelwright.terminal import DONE, FELL_SHORT, INTERRUPTED, UserMistake, exit_with
 
 if TYPE_CHECKING:
     from rich.console import Console
