@@ -1,7 +1,7 @@
-"""The options about judging that several commands share, each declared once, and what they come to, checked.
+"""The options that several commands share, each declared once: their types, groups and checks.
 
-A command takes one as the annotation of a parameter, and gives the default beside it: `device: DeviceOption = None`.
-They say where is judged, in which dtype, with how much memory and against what.
+A command takes one as the annotation of a parameter, with the default next to it: `device: DeviceOption = None`. A
+group is a parameter of its own: `judging: JudgingOptions = RANKING`.
 """
 
 import os
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from kernelwright.sandbox.pool import ExecutorChoice
     from kernelwright.sandbox.verdict.settings import CompileMode, JudgingEffort, Settings
 
+SizeOption = Annotated[
+    str | None,
+    typer.Option("--size", help="Size of catalog problems: cpu or gpu; default: gpu for what runs on one, else cpu."),
+]
 DeviceOption = Annotated[
     str | None,
     typer.Option(
@@ -43,34 +47,12 @@ ThreadsOption = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="Threads of candidate and baseline; default: all cores."),
 ]
-CompileOption = Annotated[
-    list[str] | None,
-    typer.Option("--compile", help="Measure against this torch.compile mode too; may be repeated."),
-]
-BaselinesOption = Annotated[
-    str | None,
-    typer.Option(
-        "--baselines",
-        help="On a GPU: shipped,tf32,channels_last by default; or none, compiled-tf32, compiled-shipped (slow).",
-    ),
-]
-WeightsOption = Annotated[
-    str,
-    typer.Option(
-        "--weights",
-        help="How a candidate gets the weights: copy, seed (both models constructed under one seed) or auto (copy, "
-        "else seed).",
-    ),
-]
 EffortOption = Annotated[
     str,
     typer.Option(
         "--effort",
         help="What a verdict may cost: screen (right or wrong), search (enough to choose) or rank (to be published).",
     ),
-]
-QuietOption = Annotated[
-    bool, typer.Option("--wait-quiet", help="Before timing, wait until no other program loads the cores.")
 ]
 AccuracyOption = Annotated[
     str,
@@ -80,22 +62,18 @@ AccuracyOption = Annotated[
     ),
 ]
 JailOption = Annotated[str, typer.Option("--jail", help="Layers around what is judged: auto, strict or off.")]
-SanitizeOption = Annotated[
-    bool,
-    typer.Option(
-        "--sanitize",
-        help="On a GPU: what is right is run once more under compute-sanitizer; a faulty access fails it.",
-    ),
-]
-ProfileOption = Annotated[
-    bool,
-    typer.Option(
-        "--profile", help="On a GPU: what is right is profiled; ncu's counters go into the verdict and the next prompt."
-    ),
-]
 ExecutorOption = Annotated[str, typer.Option("--executor", help="Where judging runs: local or ray.")]
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="HOST:PORT of a Ray cluster; default: one made here.")
+]
+DevicesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--devices",
+        min=1,
+        help="How many GPUs, or equal parts of the cores, judge here; default: all GPUs or 1 part; "
+        "of a run 1, or all with --kind.",
+    ),
 ]
 KindOption = Annotated[str | None, typer.Option("--kind", help="Judge only on devices with this in their name.")]
 ServerOption = Annotated[
@@ -106,49 +84,68 @@ ServerOption = Annotated[
         help="Judge by a running `kernelwright serve`: unix:PATH or http://HOST:PORT; default: here.",
     ),
 ]
+BuildersOption = Annotated[int | None, typer.Option(min=1, help="Builds side by side; default: one a core.")]
 WithoutOption = Annotated[
     list[str] | None, typer.Option("--without", help="Leave a prompt section out; may be repeated.")
 ]
 PresetsOption = Annotated[Path | None, typer.Option("--presets", help="Table of further servers (TOML).")]
+TopOption = Annotated[int, typer.Option(min=1, help="Parts to choose at most.")]
+ProblemArgument = Annotated[str, typer.Argument(help="Catalog name, path of a .py file, or PATH::ID.")]
 RunArgument = Annotated[Path, typer.Argument(help="Folder of the run.")]
-
-
-def size_option(default: str, problems: str = "a catalog problem") -> Any:
-    """`--size`; what it is by default depends on the command, in whose words it is told."""
-    return typer.Option("--size", help=f"Size of {problems}: cpu or gpu; default: {default}.")
-
-
-def devices_option(default: str) -> Any:
-    return typer.Option(
-        "--devices", min=1, help=f"How many GPUs, or equal parts of the cores, judge here; default: {default}."
-    )
-
-
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-LEAST_BYTES = 2**20
+ResultsArgument = Annotated[Path, typer.Argument(help="Folder of a run, or the --out of a score.")]
 
 
 class JudgingOptions(NamedTuple):
-    """What the user said of the judging; `device` is where that comes to, see `device_for`."""
+    """What is judged where, in which dtype, with how much memory and against what."""
 
-    device: str
-    memory: str | None = None
-    threads: int | None = None
-    compiled: Sequence[str] | None = None
-    jail: str = "auto"
-    sanitize: bool = False
-    profile: bool = False
-    effort: str = "rank"
-    baselines: str | None = None
-    weights: str = "auto"
-    wait_quiet: bool = False
-    accuracy: str = "ieee"
+    size: SizeOption = None
+    device: DeviceOption = None
+    dtype: DtypeOption = None
+    memory: MemoryOption = None
+    threads: ThreadsOption = None
+    compiled: Annotated[
+        list[str] | None,
+        typer.Option("--compile", help="Measure against this torch.compile mode too; may be repeated."),
+    ] = None
+    baselines: Annotated[
+        str | None,
+        typer.Option(
+            help="On a GPU: shipped,tf32,channels_last by default; or none, compiled-tf32, compiled-shipped (slow).",
+        ),
+    ] = None
+    weights: Annotated[
+        str,
+        typer.Option(
+            help="How a candidate gets the weights: copy, seed (both models constructed under one seed) or auto (copy, "
+            "else seed).",
+        ),
+    ] = "auto"
+    effort: EffortOption = "rank"
+    accuracy: AccuracyOption = "ieee"
+    sanitize: Annotated[
+        bool,
+        typer.Option(
+            "--sanitize",
+            help="On a GPU: what is right is run once more under compute-sanitizer; a faulty access fails it.",
+        ),
+    ] = False
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="On a GPU: what is right is profiled; ncu's counters go into the verdict and the next prompt.",
+        ),
+    ] = False
+    wait_quiet: Annotated[
+        bool, typer.Option("--wait-quiet", help="Before timing, wait until no other program loads the cores.")
+    ] = False
+    jail: JailOption = "auto"
 
-    def settings(self, **more: Any) -> "Settings":
-        """Settings with all that was said and nothing else; `UserMistake` for what can not be."""
+    def settings(self, device: str, **more: Any) -> "Settings":
+        """The settings of a device with all that was said and nothing else; `UserMistake` for what cannot be."""
         from kernelwright.sandbox.verdict.settings import BaselineGroup, Settings, WeightsPolicy
 
-        given: dict[str, Any] = {"device": self.device, "jail": self.jail} | more
+        given: dict[str, Any] = {"device": device, "jail": self.jail} | more
         checked("jail policy", [self.jail], Settings.model_fields["jail"].annotation)
         if checked("accuracy", [self.accuracy], Settings.model_fields["accuracy"].annotation) != ("ieee",):
             given["accuracy"] = self.accuracy
@@ -162,8 +159,7 @@ class JudgingOptions(NamedTuple):
         if checked("policy of --weights", [self.weights], WeightsPolicy) != ("auto",):
             given["weights"] = self.weights
         if self.memory is not None:
-            name = "memory_bytes" if self.device == "cpu" else "device_memory_bytes"
-            given[name] = memory_size(self.memory)
+            given["memory_bytes" if device == "cpu" else "device_memory_bytes"] = memory_size(self.memory)
         if self.threads is not None:
             given["threads"] = self.threads
         if judging_effort(self.effort) != "rank":
@@ -178,6 +174,72 @@ class JudgingOptions(NamedTuple):
                 f"--effort {self.effort} takes as few pairs as will do; leave --pairs out, or give --effort rank"
             )
         return Settings.model_validate(given)
+
+    def check_tools(self, gpu: bool, local: bool = True) -> None:
+        """Check that the tools make sense and are there, before anything is judged.
+
+        `UserMistake` where nothing runs on a GPU, `MachineError` where one is not installed. `local`: it is judged
+        here.
+        """
+        from kernelwright.sandbox.judge.cuda_toolkit import PROFILE, SANITIZE, require_tools
+
+        for option, asked in ((SANITIZE, self.sanitize), (PROFILE, self.profile)):
+            if asked and not gpu:
+                raise UserMistake(
+                    f"{option} looks at kernels on a GPU, and what is judged here runs on the processor; leave it out, "
+                    "or judge candidates that run there, such as cuda or triton"
+                )
+        if local:
+            require_tools(self.sanitize, self.profile)
+
+
+RANKING, SEARCHING = JudgingOptions(), JudgingOptions(effort="search")
+
+
+class PlaceOptions(NamedTuple):
+    """Which devices judge many candidates: of this machine, of a cluster, or of a service."""
+
+    executor: ExecutorOption = "local"
+    address: AddressOption = None
+    devices: DevicesOption = None
+    kind: KindOption = None
+    server: ServerOption = None
+
+    def choice(self, builders: int | None = None) -> "ExecutorChoice":
+        """The executor that the options name; `UserMistake` for one that is none."""
+        from kernelwright.sandbox.pool.executor_choice import NAMES, ExecutorChoice
+
+        given = self._asdict() | {"builders": builders}
+        if self.server is not None:
+            given |= {"server": None, "executor": None if self.executor == "local" else self.executor}
+            if own := [name for name, value in given.items() if value]:
+                raise UserMistake(
+                    f"--{own[0]} is the service's to choose; leave it out, or --server (KERNELWRIGHT_SERVER)"
+                )
+            return ExecutorChoice(server=self.server)
+        if self.executor not in NAMES:
+            raise UserMistake(f"no executor {self.executor!r}; there are: {', '.join(NAMES)}")
+        if self.address is not None and self.executor != "ray":
+            raise UserMistake(f"--address {self.address} names a Ray cluster; add --executor ray, or leave it out")
+        if self.address is not None and self.devices is not None:
+            raise UserMistake("--devices is for devices of this machine, and --address names a cluster; leave one out")
+        return ExecutorChoice.model_validate({name: value for name, value in given.items() if name != "server"})
+
+    def check_with(self, device: str | None) -> None:
+        """`UserMistake` where one device is named and several are asked for, or a cluster allocates them."""
+        if device is None or ":" not in device:
+            return
+        if self.devices is not None:
+            raise UserMistake(
+                f"--device {device} is one device, and --devices {self.devices} takes the first; give one of both"
+            )
+        if self.executor != "local":
+            raise UserMistake(f"--device {device} is of this machine, and a cluster hands out its own; give cuda")
+
+
+HERE = PlaceOptions()
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+LEAST_BYTES = 2**20
 
 
 def checked(kind: str, names: Sequence[str], choices: Any) -> tuple[Any, ...]:
@@ -197,10 +259,16 @@ def judging_effort(name: str) -> "JudgingEffort":
 
 
 def compile_modes(names: Sequence[str]) -> "tuple[CompileMode, ...]":
-    """Modes of torch.compile; `UserMistake` for a name that is none."""
     from kernelwright.sandbox.verdict.settings import CompileMode
 
     return checked("torch.compile mode", names, CompileMode)
+
+
+def check_target(target: str) -> None:
+    from kernelwright.prompts.targets import TARGETS
+
+    if target not in TARGETS:
+        raise UserMistake(f"no target {target!r}; there are: {', '.join(TARGETS)}")
 
 
 def memory_size(text: str) -> int:
@@ -224,8 +292,8 @@ def device_count() -> int:
 def device_for(asked: str | None, language: str, size: str, local: bool = True) -> str:
     """Where candidates of this language are judged, for a problem of this size.
 
-    `UserMistake` where that can not be what is meant, `MachineError` where this machine has no such device. `local`: it
-    is judged here, so this machine's devices count.
+    `UserMistake` where that cannot be meant, `MachineError` where this machine has no such device. `local`: it is
+    judged here, so this machine's devices count.
     """
     from kernelwright.sandbox.machine.identity import ON_DEVICE, needs_device
 
@@ -241,7 +309,7 @@ def device_for(asked: str | None, language: str, size: str, local: bool = True) 
 
 
 def check_device(asked: str, count: int | None) -> None:
-    """`UserMistake` for what names no device, `MachineError` for one beyond those; None where it is not known."""
+    """`UserMistake` for what names no device, `MachineError` for one beyond `count`; None where that is not known."""
     from kernelwright.sandbox.verdict.errors import MachineError
 
     match = re.fullmatch(r"cpu|cuda(?::(\d+))?", asked)
@@ -254,16 +322,6 @@ def check_device(asked: str, count: int | None) -> None:
     if int(match[1] or 0) >= count:
         there = "cuda:0 alone" if count == 1 else f"cuda:0 to cuda:{count - 1}"
         raise MachineError(f"--device {asked}: this machine has {there}; give one of those")
-
-
-def check_together(device: str | None, devices: int | None, executor: str = "local") -> None:
-    """`UserMistake` where one device is named and several are asked for, or a cluster hands them out."""
-    if device is None or ":" not in device:
-        return
-    if devices is not None:
-        raise UserMistake(f"--device {device} is one device, and --devices {devices} takes the first; give one of both")
-    if executor != "local":
-        raise UserMistake(f"--device {device} is of this machine, and a cluster hands out its own; give cuda")
 
 
 def size_for(problem: str, size: str | None, device: str) -> str | None:
@@ -280,55 +338,11 @@ def place_words(device: str, dtype: str | None = None) -> str:
     return ", ".join(part for part in (device, device_name(device), dtype) if part)
 
 
-def check_tools(sanitize: bool, profile: bool, gpu: bool, local: bool = True) -> None:
-    """Whether the tools that are asked for make sense and are there, before anything is judged.
-
-    `UserMistake` where nothing runs on a GPU, `MachineError` where one is not installed. `local`: it is judged here.
-    """
-    from kernelwright.sandbox.judge.cuda_toolkit import PROFILE, SANITIZE, require_tools
-
-    for option, asked in ((SANITIZE, sanitize), (PROFILE, profile)):
-        if asked and not gpu:
-            raise UserMistake(
-                f"{option} looks at kernels on a GPU, and what is judged here runs on the processor; leave it out, or "
-                "judge candidates that run there, such as cuda or triton"
-            )
-    if local:
-        require_tools(sanitize, profile)
-
-
 def check_threads(threads: int | None, devices: int | None = None) -> None:
-    """`UserMistake` for more threads than a device here has cores: they would take turns, and be slower than fewer."""
+    """`UserMistake` for more threads than a device here has cores, where each would wait for the others."""
     cores = len(os.sched_getaffinity(0))
     share = max(1, cores // (devices or 1))
     if threads is not None and threads > share:
         where = "this machine" if share == cores else f"each of the {devices} devices of this machine"
         there = "1 core" if share == 1 else f"{share} cores"
         raise UserMistake(f"--threads is {threads} and {where} has {there}; give at most {share}")
-
-
-def executor_choice(  # noqa: PLR0913, PLR0917
-    executor: str,
-    address: str | None,
-    devices: int | None,
-    kind: str | None,
-    builders: int | None = None,
-    server: str | None = None,
-) -> "ExecutorChoice":
-    """The executor that the options name; `UserMistake` for one that is none."""
-    from kernelwright.sandbox.pool.executor_choice import NAMES, ExecutorChoice
-
-    if server is not None:
-        given = {"executor": executor != "local", "address": address, "devices": devices, "kind": kind}
-        if own := [name for name, value in (given | {"builders": builders}).items() if value]:
-            raise UserMistake(f"--{own[0]} is the service's to choose; leave it out, or --server (KERNELWRIGHT_SERVER)")
-        return ExecutorChoice(server=server)
-    if executor not in NAMES:
-        raise UserMistake(f"no executor {executor!r}; there are: {', '.join(NAMES)}")
-    if address is not None and executor != "ray":
-        raise UserMistake(f"--address {address} names a Ray cluster; add --executor ray, or leave it out")
-    if address is not None and devices is not None:
-        raise UserMistake("--devices is for devices of this machine, and --address names a cluster; leave one out")
-    return ExecutorChoice.model_validate(
-        {"executor": executor, "address": address, "devices": devices, "kind": kind, "builders": builders}
-    )

@@ -1,8 +1,8 @@
-"""What every command shares: how it ends, reading and writing named files, the width of tables, `-v` and `--version`.
+"""What all commands share: exit codes, `-v` and `--version`, groups of options, files and tables.
 
 Exit codes: 0: done; for `judge`, the candidate passed. 1: the candidate failed, or there is nothing to extract. 2: the
-user's mistake. 3: the machine can not do it. 130: stopped by Ctrl-C. An error of the user or the machine is told in one
-sentence with the remedy.
+user's mistake. 3: the machine cannot do it. 130: stopped by Ctrl-C. An error of the user or the machine is one sentence
+with the remedy.
 """
 
 import functools
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TextIO, TypeVar, get_type_hints
 
 import typer
 
@@ -40,26 +40,43 @@ CODES = {
     "kernelwright.programs.guarded": {"NoPlace": USER_MISTAKE},
     "kernelwright.agent.strategies": {"StrategyError": USER_MISTAKE},
 }
-"""By module, the exit codes of its exceptions: each says in one sentence what is to be mended. The first that fits
-counts, so what is derived from another stands before it."""
+"""By module, the exit codes of its exceptions. The first that fits counts, so a derived class stands first."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def own_command() -> str:
-    """How the user can type this program: by name where it is on the path, else as it was started."""
-    if shutil.which("kernelwright"):
-        return "kernelwright"
-    return f"{sys.executable} -m kernelwright" if sys.argv[0].endswith("__main__.py") else sys.argv[0]
+LOG = logging.getLogger(__name__)
+LARGEST_BYTES = 32 * 2**20
+LOG_WIDTH = 190
+"""Columns of a table where the output is no terminal."""
+VerboseOption = Annotated[
+    int,
+    typer.Option(
+        "-v", "--verbose", count=True, show_default=False, help="Log to standard error what is done and why; -vv: more."
+    ),
+]
 
 
 class UserMistake(Exception):
     """Something that the user can mend; the text is one sentence with the remedy."""
 
 
+def json_option(help: str) -> Any:
+    return typer.Option("--json", help=help)
+
+
+def own_command() -> str:
+    """The words that start this program: its name where it is on the path, else those that it was started with."""
+    if shutil.which("kernelwright"):
+        return "kernelwright"
+    return f"{sys.executable} -m kernelwright" if sys.argv[0].endswith("__main__.py") else sys.argv[0]
+
+
+def note(text: str) -> None:
+    print(f"kernelwright: {text}", file=sys.stderr, flush=True)
+
+
 def exit_with(code: int, sentence: str) -> NoReturn:
-    print(f"kernelwright: {sentence}", file=sys.stderr)
+    note(sentence)
     raise typer.Exit(code)
 
 
@@ -75,36 +92,76 @@ def with_exit_codes(command: Callable[P, R]) -> Callable[P, R]:
         except KeyboardInterrupt:
             exit_with(INTERRUPTED, "stopped")
         except Exception as error:
-            code = _code_of(error)
-            if code is None:
-                raise
-            exit_with(code, str(error))
+            # Looked up only where loaded: a command may need none of the packages.
+            for module, names in CODES.items():
+                for name, code in names.items():
+                    kind = getattr(sys.modules.get(module), name, None)
+                    if kind is not None and isinstance(error, kind):
+                        exit_with(code, str(error))
+            raise
 
     return wrapped
 
 
-def _code_of(error: Exception) -> int | None:
-    """The exit code of an error of ours. The packages are looked up only if loaded: a command may need none of them."""
-    for module, names in CODES.items():
-        loaded = sys.modules.get(module)
-        for name, code in names.items():
-            kind = getattr(loaded, name, None)
-            if kind is not None and isinstance(error, kind):
-                return code
-    return None
+def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `-v`, and an option for each field of its groups.
 
+    A group is a parameter whose annotation is a NamedTuple of options and whose default is one of these.
+    """
+    own, groups = inspect.signature(command), {}
+    parameters: list[inspect.Parameter] = []
+    for name, one in own.parameters.items():
+        if hasattr(one.annotation, "_fields"):
+            groups[name] = one.annotation
+            hints = get_type_hints(one.annotation, include_extras=True)
+            listed = [(field, hints[field], getattr(one.default, field)) for field in one.annotation._fields]
+        else:
+            listed = [(name, one.annotation, one.default)]
+        parameters += [
+            inspect.Parameter(field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for field, annotation, default in listed
+        ]
+    parameters.append(inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=VerboseOption))
 
-LARGEST_BYTES = 32 * 2**20
+    @functools.wraps(command)
+    def wrapped(*, verbose: int = 0, **given: Any) -> Any:
+        show_logs(verbose)
+        for name, kind in groups.items():
+            given[name] = kind(**{field: given.pop(field) for field in kind._fields})
+        return command(**given)
+
+    # Typer reads the options of a command from these.
+    vars(wrapped)["__signature__"] = own.replace(parameters=parameters)
+    wrapped.__annotations__ = {one.name: one.annotation for one in parameters}
+    return wrapped
 
 
 def read_text(path: str, what: str) -> str:
-    """The text of a file, or of standard input for `-`. `UserMistake` with the remedy where that can not be."""
+    """Read a file, or standard input for `-`. `UserMistake` where that is not possible."""
     if path == "-":
         return sys.stdin.read()
-    try:
+    with _readable(path, what):
         if Path(path).stat().st_size > LARGEST_BYTES:
             raise UserMistake(f"{what} {path} is larger than {LARGEST_BYTES // 2**20} MiB; give the right file")
         return Path(path).read_text(encoding="utf-8", errors="replace")
+
+
+@contextmanager
+def opened(path: str, what: str) -> Iterator[TextIO]:
+    """Open a file, or standard input for `-`, to read it line by line; only a newline ends a line."""
+    if path == "-":
+        yield sys.stdin
+        return
+    with _readable(path, what):
+        file = open(path, encoding="utf-8", errors="replace", newline="\n")  # noqa: SIM115 - closed below
+    with file:
+        yield file
+
+
+@contextmanager
+def _readable(path: str, what: str) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError:
         raise UserMistake(f"there is no {what} {path}; check the path") from None
     except OSError as error:
@@ -118,26 +175,6 @@ def writing(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserMistake(f"cannot write {out} ({error.strerror}); choose another place") from error
-
-
-@contextmanager
-def opened(path: str, what: str) -> Iterator[TextIO]:
-    """A file to be read line by line, however large, or standard input for `-`; only a newline ends a line."""
-    if path == "-":
-        yield sys.stdin
-        return
-    try:
-        file = open(path, encoding="utf-8", errors="replace", newline="\n")  # noqa: SIM115 - closed below
-    except FileNotFoundError:
-        raise UserMistake(f"there is no {what} {path}; check the path") from None
-    except OSError as error:
-        raise UserMistake(f"{what} {path} can not be read ({error.strerror}); check the path and its rights") from None
-    with file:
-        yield file
-
-
-LOG_WIDTH = 190
-"""Columns of a table where the output is no terminal."""
 
 
 def table_console(highlight: bool = True) -> "Console":
@@ -154,44 +191,18 @@ def fit_for(stream: TextIO, source: str) -> str:
     return escaped(source) if stream.isatty() else source
 
 
-LOG = logging.getLogger(__name__)
-LEVELS = ("INFO", "DEBUG")
-VerboseOption = Annotated[
-    int,
-    typer.Option(
-        "-v", "--verbose", count=True, show_default=False, help="Log to standard error what is done and why; -vv: more."
-    ),
-]
-
-
-def tell_logs_for(count: int) -> None:
-    """`-v` tells INFO, `-vv` DEBUG; without either nothing is told."""
+def show_logs(count: int) -> None:
+    """Log INFO with `-v` and DEBUG with `-vv`; nothing without either."""
     if not count:
         return
     from kernelwright.evals.runs.version import version_words
     from kernelwright.sandbox.machine.logs import tell_logs
 
-    tell_logs(LEVELS[min(count, len(LEVELS)) - 1])
+    tell_logs("INFO" if count == 1 else "DEBUG")
     LOG.info("%s, Python %s on %s", version_words(), platform.python_version(), platform.platform())
 
 
-def with_verbosity(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with `-v` as one more option."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, verbose: int = 0, **kwargs: Any) -> Any:
-        tell_logs_for(verbose)
-        return command(*args, **kwargs)
-
-    own = inspect.signature(command)
-    option = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=VerboseOption)
-    # What typer reads the options of a command from.
-    vars(wrapped)["__signature__"] = own.replace(parameters=[*own.parameters.values(), option])
-    wrapped.__annotations__ = command.__annotations__ | {"verbose": VerboseOption}
-    return wrapped
-
-
-def _tell(asked: bool) -> None:
+def _version(asked: bool) -> None:
     if not asked:
         return
     from kernelwright.evals.runs.version import version_words
@@ -200,11 +211,10 @@ def _tell(asked: bool) -> None:
     raise typer.Exit
 
 
-def version(
+def before_any_command(
     _: Annotated[
-        bool, typer.Option("--version", callback=_tell, is_eager=True, help="Print version and commit, and end.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print version and commit, and end.")
     ] = False,
     verbose: VerboseOption = 0,
 ) -> None:
-    """What stands before any command."""
-    tell_logs_for(verbose)
+    show_logs(verbose)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kernelwright.options import RunArgument
-from kernelwright.terminal import FELL_SHORT, UserMistake, opened, own_command, writing
+from kernelwright.terminal import FELL_SHORT, UserMistake, json_option, opened, own_command, writing
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog
     from kernelwright.agent.providers.kinds.batch import BatchService, BatchStatus, Imported
 
 app = typer.Typer(help="Send the asks of a run as a batch, and take its answers back.", no_args_is_help=True)
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")]
+AsJson = Annotated[bool, json_option("One JSON object, nothing else.")]
 BaseUrl = Annotated[
     str | None,
     typer.Option(help="Address of a server with /files and /batches; default: OPENAI_BASE_URL, or OpenAI's."),
@@ -56,7 +56,7 @@ def import_(
 
     with RunLog.open(folder, alone=True) as log, opened(file, "batch file") as lines:
         found = import_answers(log, lines)
-    _tell(found, folder, as_json)
+    _report(found, folder, as_json)
 
 
 @app.command("send")
@@ -93,12 +93,12 @@ def fetch(
         if not service.note.sent:
             raise UserMistake(f"no batch of {folder} is under way; send one with `{own_command()} batch send {folder}`")
         if wait:
-            service.wait(every_s, _show)
+            service.wait(every_s, _show_status)
         else:
-            _show(service.progress())
+            _show_status(service.progress())
         log.run_lock.take()  # not while it waits: others may go on with the run meanwhile
         found = service.fetch()
-    _tell(found, folder, as_json)
+    _report(found, folder, as_json)
 
 
 def _service(log: "RunLog", base_url: str | None, api_key_env: str) -> "BatchService":
@@ -108,13 +108,13 @@ def _service(log: "RunLog", base_url: str | None, api_key_env: str) -> "BatchSer
     return BatchService(log, OpenAISettings(base_url=base_url, api_key_env=api_key_env))
 
 
-def _show(found: "Iterable[BatchStatus]") -> None:
+def _show_status(found: "Iterable[BatchStatus]") -> None:
     for one in found:
         why = f": {one.why}" if one.why else ""
         print(f"{one.id} {one.status}: {one.done} of {one.requests} done, {one.failed} failed{why}", file=sys.stderr)
 
 
-def _tell(found: "Imported", folder: Path, as_json: bool) -> None:
+def _report(found: "Imported", folder: Path, as_json: bool) -> None:
     if as_json:
         print(found.model_dump_json())
     else:

@@ -1,14 +1,14 @@
 """`kernelwright export` and `import`: results in the formats of other benchmarks, and theirs as our folders."""
 
 import json
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.terminal import DONE, FELL_SHORT, UserMistake, writing
+from kernelwright.options import ResultsArgument
+from kernelwright.terminal import DONE, FELL_SHORT, UserMistake, json_option, note, writing
 
 if TYPE_CHECKING:
     from kernelwright.evals.formats.samples import Outcome, Samples
@@ -17,7 +17,7 @@ FORMATS = ("jsonl", "parquet", "huggingface", "plain", "kernelbench", "leaderboa
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, or the --out of a score.")],
+    run: ResultsArgument,
     out: Annotated[Path | None, typer.Argument(help="File or folder to write; - prints JSON lines.")] = None,
     to: Annotated[str, typer.Option(help=f"Format: {', '.join(FORMATS)}.")] = "jsonl",
     best: Annotated[Path | None, typer.Option(help="Folder for each problem's best kernel, ready to use.")] = None,
@@ -53,7 +53,7 @@ def export(
         left += said
         fitted = fitted and len(outcomes) > 0 and len(said) < len(outcomes)
     for sentence in left:
-        print(f"kernelwright: left out: {sentence}", file=sys.stderr)
+        note(f"left out: {sentence}")
     raise typer.Exit(DONE if fitted else FELL_SHORT)
 
 
@@ -62,7 +62,7 @@ def _packaged(folder: Path, run: Path) -> str:
 
     kept = kept_kernels(run)
     for part, why in kept.left.items():
-        print(f"kernelwright: left out: {part}: {why}", file=sys.stderr)
+        note(f"left out: {part}: {why}")
     with writing(folder):
         said = write_package(folder, kept, str(run))
     return f"{folder}: {len(kept.kernels)} kernels, built for this machine; its tests: {said}"
@@ -138,9 +138,7 @@ def import_(
     problems: Annotated[
         Path | None, typer.Option(help="Where the definitions lie that the candidates are for, if not in SOURCE.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a problem or candidate, nothing else.")
-    ] = False,
+    as_json: Annotated[bool, json_option("One JSON object a problem or candidate, nothing else.")] = False,
 ) -> None:
     """Read problems and candidates of another benchmark. Nothing is run. Exit code 1 if none was read."""
     from kernelwright.evals.formats.format_detection import candidate_format
@@ -171,8 +169,8 @@ def _problems(source: Path, out: Path, only: str) -> list[dict[str, object]]:
     entries = select(reading.entries, only)
     with writing(out):
         places = write_collection(out / PROBLEMS, entries)
-    for note in reading.notes:
-        typer.echo(f"kernelwright: {note}", err=True)
+    for sentence in reading.notes:
+        note(sentence)
     return [
         {"kind": "problem", "id": entry.id, "status": entry.status, "why": entry.why, "notes": list(entry.notes)}
         | {"path": f"{PROBLEMS}/{places[entry.id]}" if places.get(entry.id) else None}
@@ -188,8 +186,8 @@ def _candidates(source: Path, out: Path, problems: Path) -> list[dict[str, objec
     places = _places(problems, samples)
     with writing(out):
         written = write_folder(out / CANDIDATES, samples.samples, places)
-    for note in samples.notes:
-        typer.echo(f"kernelwright: {note}", err=True)
+    for sentence in samples.notes:
+        note(sentence)
     read = [(path.stem, "read", "", str(path.relative_to(out))) for path in written]
     refused = [(name, "unsupported", why, None) for name, why in samples.refused]
     keys = ("id", "status", "why", "path")
@@ -209,7 +207,7 @@ def _places(problems: Path, samples: "Samples") -> dict[str, list[str]]:
 
 def _words(line: dict[str, object]) -> str:
     notes = line["notes"]
-    said = "".join(f"; {note}" for note in notes) if isinstance(notes, list) else ""
+    said = "".join(f"; {one}" for one in notes) if isinstance(notes, list) else ""
     why = f" ({line['why']})" if line["why"] else ""
     place = f" -> {line['path']}" if line["path"] else ""
     return f"{line['kind']} {line['id']}: {line['status']}{why}{place}{said}"

@@ -12,7 +12,7 @@ import typer
 
 from kernelwright import options
 from kernelwright.problems.record.source import parse_module
-from kernelwright.terminal import DONE, FELL_SHORT, UserMistake, read_text
+from kernelwright.terminal import DONE, FELL_SHORT, UserMistake, json_option, read_text
 
 if TYPE_CHECKING:
     from kernelwright.problems import Problem
@@ -29,24 +29,11 @@ def judge(
         str | None,
         typer.Argument(help="File that defines ModelNew, or a model's reply with one; - for standard input."),
     ] = None,
-    size: Annotated[str | None, options.size_option("what fits the candidate")] = None,
-    device: options.DeviceOption = None,
-    dtype: options.DtypeOption = None,
-    memory: options.MemoryOption = None,
-    threads: options.ThreadsOption = None,
-    compiled: options.CompileOption = None,
-    baselines: options.BaselinesOption = None,
-    weights: options.WeightsOption = "auto",
-    effort: options.EffortOption = "rank",
-    accuracy: options.AccuracyOption = "ieee",
+    judging: options.JudgingOptions = options.RANKING,
     backward: Annotated[bool, typer.Option("--backward", help="Judge and time the gradients too.")] = False,
     pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs; default: 20.")] = None,
-    sanitize: options.SanitizeOption = False,
-    profile: options.ProfileOption = False,
-    wait_quiet: options.QuietOption = False,
-    jail: options.JailOption = "auto",
     server: options.ServerOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys, nothing else.")] = False,
+    as_json: Annotated[bool, json_option("One JSON object with stable keys, nothing else.")] = False,
     record: Annotated[
         str | None,
         typer.Option(
@@ -67,28 +54,25 @@ def judge(
     from kernelwright_child import driver
 
     if server is None:
-        options.check_threads(threads)
-        become_a_judge(threads)  # first of all: the process that it starts imports torch, which takes longest
+        options.check_threads(judging.threads)
+        become_a_judge(judging.threads)  # first of all: the process that it starts imports torch, which takes longest
     from kernelwright.problems import load_problem
     from kernelwright.sandbox.authenticity.languages import candidate_of
     from kernelwright.sandbox.machine.identity import require_tools
 
+    size = judging.size
     source = _source_in(read_text(candidate, "candidate file"), candidate)
     asked = candidate_of(source)
-    where = options.device_for(device, asked.language, load_problem(problem, size).size, local=server is None)
-    found = load_problem(problem, options.size_for(problem, size, where), dtype)
+    where = options.device_for(judging.device, asked.language, load_problem(problem, size).size, local=server is None)
+    found = load_problem(problem, options.size_for(problem, size, where), judging.dtype)
     if backward:
         found = found.model_copy(update={"direction": "both"})
-    given: dict[str, Any] = {"min_pairs": pairs, "max_pairs": pairs and max(60, 3 * pairs)}
-    chosen = {key: value for key, value in given.items() if value is not None}
-    judged_by = options.JudgingOptions(
-        where, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights, wait_quiet, accuracy
-    )
-    settings = judged_by.settings(**chosen)
-    options.check_tools(sanitize, profile, settings.gpu, local=False)
+    chosen = {} if pairs is None else {"min_pairs": pairs, "max_pairs": max(60, 3 * pairs)}
+    settings = judging.settings(where, **chosen)
+    judging.check_tools(settings.gpu, local=False)
     if server is not None:
-        place = None if device is None and where == "cpu" else where.partition(":")[0]
-        _tell(asyncio.run(_served(server, found, source, settings, place)), found.dtype, as_json)
+        place = None if judging.device is None and where == "cpu" else where.partition(":")[0]
+        _print(asyncio.run(_served(server, found, source, settings, place)), found.dtype, as_json)
     if settings.gpu:
         driver.begin_context(settings.ordinal)
     with imports_that_stay():  # all of these import torch
@@ -96,10 +80,10 @@ def judge(
         from kernelwright.sandbox.verdict.report import report
 
     require_tools(asked.language)
-    options.check_tools(sanitize, profile, settings.gpu)
+    judging.check_tools(settings.gpu)
     with stages_shown(), Judges(settings, is_lasting=False) as judges:
         verdict = judges.judge(found, asked)
-    _tell(report(verdict), found.dtype, as_json)
+    _print(report(verdict), found.dtype, as_json)
 
 
 @contextmanager
@@ -123,7 +107,7 @@ def stages_shown() -> Iterator[None]:
         show("")
 
 
-def _tell(report: dict[str, Any], dtype: str | None, as_json: bool) -> NoReturn:
+def _print(report: dict[str, Any], dtype: str | None, as_json: bool) -> NoReturn:
     print(json.dumps(report) if as_json else words(report, dtype))
     raise typer.Exit(DONE if report["outcome"] == "passed" else FELL_SHORT)
 
@@ -145,7 +129,7 @@ async def _served(
 
 
 def _recheck(text: str, as_json: bool) -> NoReturn:
-    """Compare every derived number of stored records with what their samples give; never returns."""
+    """Compare every derived number of stored records with what their samples give."""
     from kernelwright.commands.stored_records import stored_records
     from kernelwright.sandbox.verdict.report import RecordError, measurement_of, recheck, three_times
 

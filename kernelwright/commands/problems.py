@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from kernelwright import options
-from kernelwright.terminal import DONE, FELL_SHORT, INTERRUPTED, UserMistake, exit_with
+from kernelwright.terminal import DONE, FELL_SHORT, INTERRUPTED, UserMistake, exit_with, json_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +44,7 @@ def check(
     paths: Annotated[
         list[str] | None, typer.Argument(help="Catalog names, files, folders or PATH::ID; default: the catalog.")
     ] = None,
-    size: Annotated[str | None, options.size_option("cpu, on a --device cuda gpu", "catalog problems")] = None,
+    size: options.SizeOption = None,
     device: options.DeviceOption = None,
     dtype: options.DtypeOption = None,
     memory: options.MemoryOption = None,
@@ -55,7 +55,7 @@ def check(
         Path | None,
         typer.Option(help="File of JSON lines to add to; what it has for the same problem and device stands."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a problem, nothing else.")] = False,
+    as_json: Annotated[bool, json_option("One JSON object a problem, nothing else.")] = False,
 ) -> None:
     """Run each problem, and hold trivial answers against it. Exit code 1 unless all are ok."""
     from kernelwright.problems import catalog_names
@@ -68,10 +68,8 @@ def check(
     options.check_threads(threads)
     named = paths or list(catalog_names())
     _require_named(named, size)
-    places = {device or "cuda", "cpu"}
-    where = {
-        one: options.JudgingOptions(one, memory, threads, jail=jail, accuracy=accuracy).settings() for one in places
-    }
+    asked = options.JudgingOptions(memory=memory, threads=threads, jail=jail, accuracy=accuracy)
+    where = {one: asked.settings(one) for one in (device or "cuda", "cpu")}
     wanted = [
         Wanted(entry, where[options.device_for(device, "python", entry.problem.size if entry.problem else "cpu")])
         for entry in _entries(named, size, device, dtype)
@@ -230,7 +228,7 @@ def _each(paths: list[str]) -> list[str]:
 @app.command("list")
 def list_problems(
     family: Annotated[str | None, typer.Option(help="Only problems of this family; default: all.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a problem, nothing else.")] = False,
+    as_json: Annotated[bool, json_option("One JSON object a problem, nothing else.")] = False,
 ) -> None:
     """List the problems that ship."""
     from kernelwright.problems import catalog_names, load_problem
@@ -250,10 +248,10 @@ def list_problems(
 
 @app.command("show")
 def show(
-    problem: Annotated[str, typer.Argument(help="Catalog name, path of a .py file, or PATH::ID.")],
-    size: Annotated[str | None, options.size_option("cpu")] = None,
+    problem: options.ProblemArgument,
+    size: options.SizeOption = None,
     dtype: options.DtypeOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The whole record as one JSON object.")] = False,
+    as_json: Annotated[bool, json_option("The whole record as one JSON object.")] = False,
 ) -> None:
     """Print a problem's reference with its sizes put in. Before it, policies and what PyTorch took for it here."""
     from kernelwright.problems import load_problem

@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.options import judging_effort
+from kernelwright.options import ResultsArgument, judging_effort
 from kernelwright.problems.texts.rewriting import LibraryMissing
-from kernelwright.terminal import FELL_SHORT, UserMistake, fit_for, read_text, table_console, writing
+from kernelwright.terminal import (
+    FELL_SHORT,
+    UserMistake,
+    exit_with,
+    fit_for,
+    json_option,
+    note,
+    read_text,
+    table_console,
+    writing,
+)
 
 if TYPE_CHECKING:
     from kernelwright.agent.log.run_log import RunLog
@@ -21,16 +31,14 @@ if TYPE_CHECKING:
 
 
 def show(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, or the --out of a score.")],
+    run: ResultsArgument,
     what: Annotated[
         str | None,
         typer.Argument(
             help="PROBLEM/3 for the source of attempt 3, PROBLEM/reference or PROBLEM/manifest for the problem's texts."
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="The index, or the whole attempt, as one JSON object.")
-    ] = False,
+    as_json: Annotated[bool, json_option("The index, or the whole attempt, as one JSON object.")] = False,
 ) -> None:
     """Print a run as a tree of its attempts. Or the source of one of them, named behind the run."""
     from kernelwright.evals.inspector.model import RunModel, find_attempt
@@ -60,8 +68,7 @@ def _print_source(log: "RunLog", problem: str, what: "int | ProblemText", as_jso
 
     source = source_of(log, problem, what)
     if source is None:
-        typer.echo(f"kernelwright: the reply of attempt {what} held no candidate", err=True)
-        raise typer.Exit(FELL_SHORT)
+        exit_with(FELL_SHORT, f"the reply of attempt {what} held no candidate")
     if as_json:
         print(json.dumps({"problem": problem, "source": source}))
     else:
@@ -120,7 +127,7 @@ def leaderboard(
         typer.Option("--format", help="md, csv, json or html; default: by the ending of --out, else a table."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; default: print.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    as_json: Annotated[bool, json_option("The same as --format json.")] = False,
 ) -> None:
     """Rank models, strategies and scores, a board for each device, by the lower bounds of the best speedups."""
     from kernelwright.evals.boards.leaderboard import load_metrics, with_metrics
@@ -133,7 +140,7 @@ def leaderboard(
     if chosen is not None and chosen not in FORMATS:
         raise UserMistake(f"no format {chosen!r}; there are: {', '.join(FORMATS)}")
     own = load_metrics(metric or ())
-    facts = all_facts(folders, lambda error: print(f"kernelwright: left out: {error}", file=sys.stderr))
+    facts = all_facts(folders, lambda error: note(f"left out: {error}"))
     found = with_metrics(_boards(list(facts), verify, judging_effort(effort)), own)
     if chosen is None:
         _show(found)
@@ -180,7 +187,7 @@ def _show(found: "list[Board]") -> None:
 def diff(
     first: Annotated[str, typer.Argument(help="A run, RUN:PROBLEM/NUMBER, or a file.")],
     second: Annotated[str, typer.Argument(help="The same kind of thing.")],
-    as_json: Annotated[bool, typer.Option("--json", help="For runs: the comparison as one JSON object.")] = False,
+    as_json: Annotated[bool, json_option("For runs: the comparison as one JSON object.")] = False,
 ) -> None:
     """Compare two runs: paired speedup ratios and a sign test. Or two candidates: the lines that differ."""
     runs = [(Path(name) / "header.json").is_file() for name in (first, second)]

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,8 @@ from kernelwright.terminal import (
     MACHINE_LACKS,
     UserMistake,
     exit_with,
+    json_option,
+    note,
     table_console,
 )
 
@@ -32,32 +35,13 @@ def score(
     ),
     shard: Annotated[str | None, typer.Option(help="i/n: only the i-th of n parts of the files; default: all.")] = None,
     merge: Annotated[list[Path] | None, typer.Option(help="--out folder of another shard; may be repeated.")] = None,
-    builders: Annotated[int | None, typer.Option(min=1, help="Builds side by side; default: one a core.")] = None,
-    size: Annotated[str | None, options.size_option("what fits the candidates", "catalog problems")] = None,
-    device: options.DeviceOption = None,
-    dtype: options.DtypeOption = None,
-    memory: options.MemoryOption = None,
-    threads: options.ThreadsOption = None,
-    compiled: options.CompileOption = None,
-    baselines: options.BaselinesOption = None,
-    weights: options.WeightsOption = "auto",
-    effort: options.EffortOption = "rank",
-    accuracy: options.AccuracyOption = "ieee",
-    executor: options.ExecutorOption = "local",
-    address: options.AddressOption = None,
-    devices: Annotated[int | None, options.devices_option("all GPUs, or 1 part")] = None,
-    kind: options.KindOption = None,
-    server: options.ServerOption = None,
+    builders: options.BuildersOption = None,
+    asked: options.JudgingOptions = options.RANKING,
+    where: options.PlaceOptions = options.HERE,
     judging: Annotated[
         bool, typer.Option("--judge/--no-judge", help="--no-judge: tell what is on record, judge nothing.")
     ] = True,
-    sanitize: options.SanitizeOption = False,
-    profile: options.ProfileOption = False,
-    wait_quiet: options.QuietOption = False,
-    jail: options.JailOption = "auto",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a file: judge's report, problem, candidate.")
-    ] = False,
+    as_json: Annotated[bool, json_option("One JSON object a file: judge's report, problem, candidate.")] = False,
 ) -> None:
     """Judge every candidate file in a folder. What has a verdict already is left alone.
 
@@ -70,25 +54,20 @@ def score(
     from kernelwright.evals.scores.scoring import DATABASE, Batch, Scored, collect_candidates, collect_problems
     from kernelwright.sandbox.pool import executor_for
 
-    options.check_together(device, devices, executor)
-    where = options.executor_choice(executor, address, devices, kind, builders, server)
-    here = where.is_here and judging
+    where.check_with(asked.device)
+    choice = where.choice(builders)
+    here = choice.is_here and judging
     part = shard_of(shard)
-    collected = collect_problems(problems, size, dtype)
+    collected = collect_problems(problems, asked.size, asked.dtype)
     files, strangers = collect_candidates(candidates, {**collected.problems, **collected.broken})
     chosen = [file for file in files if part is None or part.has(file)]
-    _tell_strangers(candidates, files, strangers)
-    _tell_unread(collected, files)
-    place = place_of(chosen, size, device, local=here)
-    asked = options.JudgingOptions(
-        place, memory, threads, compiled, jail, sanitize, profile, effort, baselines, weights, wait_quiet, accuracy
-    )
-    settings = asked.settings()
-    if settings.gpu and size is None:
-        collected = collect_problems(problems, options.size_for(problems, size, settings.device), dtype)
+    _note_left_out(candidates, files, strangers, collected.broken)
+    settings = asked.settings(place_of(chosen, asked.size, asked.device, local=here))
+    if settings.gpu and asked.size is None:
+        collected = collect_problems(problems, options.size_for(problems, None, settings.device), asked.dtype)
     if here:
-        options.check_threads(threads, None if settings.gpu else devices)
-    options.check_tools(sanitize, profile, settings.gpu, local=here)
+        options.check_threads(asked.threads, None if settings.gpu else where.devices)
+    asked.check_tools(settings.gpu, local=here)
     console = Console(stderr=as_json)
     with Judgements(out / DATABASE) as store, BatchProgress(len(chosen), console) as progress:
         store.merge(folder / DATABASE for folder in merge or ())
@@ -101,14 +80,15 @@ def score(
         batch = Batch(store, on_done)
         try:
             if judging:
-                batch.run(collected, chosen, executor_for(where, settings), kind)
+                batch.run(collected, chosen, executor_for(choice, settings), where.kind)
             else:
-                batch.tell(collected, chosen, kind)
+                batch.tell(collected, chosen, where.kind)
         except KeyboardInterrupt:
             exit_with(INTERRUPTED, f"stopped; every verdict is kept in {out}, the same command goes on from there")
     if not as_json:
-        _tell(progress, collected, out)
-        print(f"Judged {f'by {server}' if server else f'on {options.place_words(settings.device, dtype)}'}.")
+        _print(progress, collected, out)
+        place = f"on {options.place_words(settings.device, asked.dtype)}"
+        print(f"Judged {f'by {where.server}' if where.server else place}.")
     lacking = [one for one in progress.done if one.machine_lacks]
     if lacking and len(lacking) == len(progress.done):
         exit_with(MACHINE_LACKS, f"no file could be judged on this machine: {lacking[0].report['reason']}")
@@ -116,8 +96,14 @@ def score(
 
 
 def place_of(files: "list[CandidateFile]", size: str | None, asked: str | None, local: bool = True) -> str:
-    """The device of these candidates; `UserMistake` where some run on one and others can not."""
-    examples = _examples(files)
+    """The device of these candidates; `UserMistake` where some run on one and others cannot."""
+    from kernelwright.evals.scores.scoring import read_source
+    from kernelwright.sandbox.authenticity.languages import candidate_of
+
+    examples: dict[str, str] = {}
+    for file in files:
+        with contextlib.suppress(OSError):  # reported where it is judged
+            examples.setdefault(candidate_of(read_source(file.path)).language, file.name)
     if asked is not None:
         for language in sorted(examples) or ["python"]:
             options.device_for(asked, language, size or "", local)
@@ -129,17 +115,6 @@ def place_of(files: "list[CandidateFile]", size: str | None, asked: str | None, 
             "which runs on a GPU here; put them into two folders and score them apart, or say where with --device"
         )
     return "cuda" if wanted else "cpu"
-
-
-def _examples(files: "list[CandidateFile]") -> dict[str, str]:
-    from kernelwright.evals.scores.scoring import read_source
-    from kernelwright.sandbox.authenticity.languages import candidate_of
-
-    examples: dict[str, str] = {}
-    for file in files:
-        with contextlib.suppress(OSError):  # told where it is judged
-            examples.setdefault(candidate_of(read_source(file.path)).language, file.name)
-    return examples
 
 
 def shard_of(text: str | None) -> "Shard | None":
@@ -154,26 +129,23 @@ def shard_of(text: str | None) -> "Shard | None":
     return Shard(int(match[1]), int(match[2]))
 
 
-def _tell_strangers(folder: Path, files: "list[CandidateFile]", strangers: list[str]) -> None:
+def _note_left_out(folder: Path, files: "list[CandidateFile]", strangers: list[str], broken: Mapping[str, str]) -> None:
+    """Name files that belong to no problem, and unreadable problems that have no candidate whose line says so."""
     rule = "put each in a folder named like its problem, or name it PROBLEM__anything.py"
     if not files:
         what = f"none of the {len(strangers)} .py files in {folder} names a problem" if strangers else "there is no .py"
         raise UserMistake(f"{what}; {rule}" if strangers else f"{what} file in {folder}; {rule}")
     if strangers:
         shown = ", ".join(strangers[:3]) + (", ..." if len(strangers) > 3 else "")
-        typer.echo(f"kernelwright: {len(strangers)} files belong to no problem ({shown}); {rule}", err=True)
-
-
-def _tell_unread(collected: "Collected", files: "list[CandidateFile]") -> None:
-    """A word on problem files that can not be read and have no candidate whose line would say so."""
+        note(f"{len(strangers)} files belong to no problem ({shown}); {rule}")
     named = {file.problem for file in files}
-    unread = [f"{name}: {why}" for name, why in collected.broken.items() if name not in named]
+    unread = [f"{name}: {why}" for name, why in broken.items() if name not in named]
     if unread:
         shown = "; ".join(unread[:3]) + ("; ..." if len(unread) > 3 else "")
-        typer.echo(f"kernelwright: {len(unread)} files are no problem that can be read ({shown})", err=True)
+        note(f"{len(unread)} files are no problem that can be read ({shown})")
 
 
-def _tell(progress: "BatchProgress", collected: "Collected", out: Path) -> None:
+def _print(progress: "BatchProgress", collected: "Collected", out: Path) -> None:
     from rich.text import Text
 
     from kernelwright.evals.scores.batch_tables import batch_table, unjudged_lines

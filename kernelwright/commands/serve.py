@@ -1,7 +1,9 @@
-"""`kernelwright serve` and `mcp`: a judge that stays warm, over HTTP or as tools of a coding agent."""
+"""`kernelwright serve`, `mcp` and `doctor`: a warm judge for programs and coding agents, and what a machine lacks."""
 
+import json
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +11,7 @@ import typer
 
 from kernelwright import options
 from kernelwright.problems.texts.rewriting import LibraryMissing
-from kernelwright.terminal import UserMistake
+from kernelwright.terminal import DONE, MACHINE_LACKS, UserMistake, json_option, note
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.service.job_store import PlaceName
@@ -33,7 +35,7 @@ def serve(
     ] = None,
     queue: Annotated[int, typer.Option(min=1, help="Jobs that may wait; more are told to come again.")] = 1000,
     keep: Annotated[int, typer.Option(min=1, help="Jobs that have ended and can still be fetched.")] = 10_000,
-    builders: Annotated[int | None, typer.Option(min=1, help="Builds side by side; default: one a core.")] = None,
+    builders: options.BuildersOption = None,
     device: Annotated[
         str | None, typer.Option(help="Judge there alone: cpu or cuda; default: both, where there is a GPU.")
     ] = None,
@@ -41,7 +43,7 @@ def serve(
     threads: options.ThreadsOption = None,
     executor: options.ExecutorOption = "local",
     address: options.AddressOption = None,
-    devices: Annotated[int | None, options.devices_option("all GPUs, and the processor as 1 part")] = None,
+    devices: options.DevicesOption = None,
     kind: options.KindOption = None,
     jail: options.JailOption = "auto",
 ) -> None:
@@ -61,17 +63,17 @@ def serve(
     if port is None and host != "127.0.0.1":
         raise UserMistake(f"--host {host} needs a --port")
     places = _places(device, executor)
-    choice = options.executor_choice(executor, address, devices, kind, builders)
+    choice = options.PlaceOptions(executor, address, devices, kind).choice(builders)
     if executor == "local":
         options.check_threads(threads, None if "cuda" in places else devices)
-    settings = {name: options.JudgingOptions(name, memory, threads, None, jail).settings() for name in places}
+    asked = options.JudgingOptions(memory=memory, threads=threads, jail=jail)
     listen(
         ServiceOptions(
             listening=Listening(socket=socket, host=host, port=port, token=read_token(token_file)),
             state=state or usual_state(),
             queue=queue,
             keep=keep,
-            settings=settings,
+            settings={name: asked.settings(name) for name in places},
             choice=choice,
         )
     )
@@ -131,3 +133,30 @@ def mcp(
         options.check_device(device, None if server else options.device_count())
     chosen = {"effort": options.judging_effort(effort)} | ({"device": device} if device else {})
     server_of(AgentTools(folder, run, server, **chosen)).run("stdio")
+
+
+def doctor(
+    as_json: Annotated[bool, json_option("One JSON list of findings, nothing else.")] = False,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Make torch's light header now: under a minute, 4 MB.")
+    ] = False,
+) -> None:
+    """Look at the machine. Exit code 3 if candidates can not be judged on it at all."""
+    from kernelwright.sandbox.build import HeaderShelf, toolchain
+    from kernelwright.sandbox.judge.doctor import examine
+
+    if prepare:
+        tools = toolchain()
+        if tools is None:
+            note("no C++ compiler is found, so there is nothing to prepare")
+            raise typer.Exit(MACHINE_LACKS)
+        done = HeaderShelf(tools).prepare()
+        print(f"the light torch/extension.h: {'ready' if done else 'could not be made'}", file=sys.stderr, flush=True)
+    findings = examine()
+    if as_json:
+        print(json.dumps([finding.model_dump() for finding in findings]))
+    else:
+        for finding in findings:
+            mark = {"ok": "ok     ", "absent": "absent ", "missing": "MISSING"}[finding.state]
+            print(f"{mark} {finding.name}: {finding.found}{'; ' + finding.remedy if finding.remedy else ''}")
+    raise typer.Exit(MACHINE_LACKS if any(finding.state == "missing" for finding in findings) else DONE)

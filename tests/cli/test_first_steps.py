@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.commands.search_options import checked_config
+from kernelwright.commands.run import checked_config
 from kernelwright.sandbox.build import python_header
 from kernelwright.terminal import UserMistake, writing
 from tests.support.runs import made_run

@@ -6,14 +6,7 @@ import pytest
 import typer
 
 from kernelwright.cli import app
-from kernelwright.options import (
-    JudgingOptions,
-    check_device,
-    check_together,
-    device_for,
-    memory_size,
-    size_for,
-)
+from kernelwright.options import JudgingOptions, PlaceOptions, check_device, device_for, memory_size, size_for
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.terminal import UserMistake
@@ -88,46 +81,46 @@ def test_what_is_no_size_or_too_little_for_anything_is_a_mistake(text):
 
 
 def test_memory_is_a_child_s_on_a_processor_and_all_that_is_used_on_a_gpu():
-    assert JudgingOptions("cpu", memory="2GiB").settings().memory_bytes == 2**31
-    on_device = JudgingOptions("cuda:1", memory="2GiB").settings()
+    assert JudgingOptions(memory="2GiB").settings("cpu").memory_bytes == 2**31
+    on_device = JudgingOptions(memory="2GiB").settings("cuda:1")
     assert on_device.device_memory_bytes == 2**31
-    assert on_device.memory_bytes == JudgingOptions("cpu").settings().memory_bytes
+    assert on_device.memory_bytes == JudgingOptions().settings("cpu").memory_bytes
 
 
 def test_what_nobody_said_is_not_among_the_settings_that_were_chosen():
-    assert JudgingOptions("cpu").settings().model_fields_set == {"device", "jail", "compiled"}
+    assert JudgingOptions().settings("cpu").model_fields_set == {"device", "jail", "compiled"}
 
 
 def test_an_effort_is_one_of_three():
-    assert [JudgingOptions("cpu", effort=name).settings().effort for name in ("screen", "search", "rank")] == [
+    assert [JudgingOptions(effort=name).settings("cpu").effort for name in ("screen", "search", "rank")] == [
         "screen", "search", "rank",
     ]  # fmt: skip
     with pytest.raises(UserMistake, match=r"'quick'.* screen, search, rank"):
-        JudgingOptions("cpu", effort="quick").settings()
+        JudgingOptions(effort="quick").settings("cpu")
 
 
 def test_further_baselines_are_a_list_or_none():
-    assert JudgingOptions("cuda", baselines="tf32, shipped").settings().baselines == ("tf32", "shipped")
-    assert JudgingOptions("cuda", baselines="none").settings().baselines == ()
+    assert JudgingOptions(baselines="tf32, shipped").settings("cuda").baselines == ("tf32", "shipped")
+    assert JudgingOptions(baselines="none").settings("cuda").baselines == ()
 
 
 @pytest.mark.parametrize("names", ["fast", "tf32,", "none,tf32", "", "compiled-tf32"])
 def test_a_baseline_that_cannot_be_is_a_mistake(names):
     with pytest.raises(UserMistake, match=r"--baselines|--compile"):
-        JudgingOptions("cuda", baselines=names).settings()
+        JudgingOptions(baselines=names).settings("cuda")
 
 
 @pytest.mark.parametrize(
     ("options", "more", "said"),
     [
-        (JudgingOptions("cpu", effort="screen", compiled=["default"]), {}, "leave --compile"),
-        (JudgingOptions("cuda", effort="screen", sanitize=True), {}, "leave --compile, --sanitize"),
-        (JudgingOptions("cpu", effort="search"), {"min_pairs": 40}, "leave --pairs out"),
+        (JudgingOptions(effort="screen", compiled=["default"]), {}, "leave --compile"),
+        (JudgingOptions(effort="screen", sanitize=True), {}, "leave --compile, --sanitize"),
+        (JudgingOptions(effort="search"), {"min_pairs": 40}, "leave --pairs out"),
     ],
 )
 def test_what_a_smaller_effort_does_not_do_is_a_mistake_to_ask_for(options, more, said):
     with pytest.raises(UserMistake, match=said):
-        options.settings(**more)
+        options.settings("cuda", **more)
 
 
 @pytest.mark.parametrize(("asked", "count"), [("cpu", 0), ("cuda", 1), ("cuda:0", 1), ("cuda:3", 4), ("cuda:3", None)])
@@ -158,8 +151,8 @@ def test_every_language_may_be_judged_on_a_gpu_if_the_user_says_so(language):
 @pytest.mark.parametrize(("devices", "executor"), [(2, "local"), (None, "ray")])
 def test_one_device_by_its_number_is_not_several(devices, executor):
     with pytest.raises(UserMistake, match="--device cuda:1"):
-        check_together("cuda:1", devices, executor)
-    check_together("cuda", devices, executor)
+        PlaceOptions(executor, devices=devices).check_with("cuda:1")
+    PlaceOptions(executor, devices=devices).check_with("cuda")
 
 
 def test_a_catalog_problem_has_its_size_for_a_gpu_there_unless_another_is_asked_for():

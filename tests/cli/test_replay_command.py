@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from kernelwright.commands.search_options import search_options
+from kernelwright.commands.run import search_options
 from kernelwright.terminal import UserMistake
 from tests.support.search import new_log, searched
 

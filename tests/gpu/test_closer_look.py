@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.options import check_tools
+from kernelwright.options import JudgingOptions
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import open_session
 from kernelwright.sandbox.calls.reference import ReferenceSession
@@ -187,14 +187,13 @@ def test_a_driver_that_keeps_its_counters_fails_nobody_and_is_explained(subject,
 
 @pytest.mark.parametrize("option", ["sanitize", "profile"])
 def test_without_a_gpu_a_tool_is_the_users_mistake(option):
-    asked = {"sanitize": False, "profile": False} | {option: True}
     with pytest.raises(UserMistake, match=f"--{option} .*GPU"):
-        check_tools(**asked, gpu=False)
+        JudgingOptions(**{option: True}).check_tools(gpu=False)
 
 
 def test_a_tool_that_is_missing_is_the_machines_lack(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("kernelwright.sandbox.judge.cuda_toolkit.PLACES", ())
     with pytest.raises(MachineError, match="--profile needs ncu"):
-        check_tools(sanitize=False, profile=True, gpu=True)
-    check_tools(sanitize=False, profile=True, gpu=True, local=False)
+        JudgingOptions(profile=True).check_tools(gpu=True)
+    JudgingOptions(profile=True).check_tools(gpu=True, local=False)
