@@ -1,4 +1,4 @@
-"""What a run kept for the parts of a program: a folder that `programs.placing` reads, or a package of its own."""
+"""The kernels that a run kept for the parts of a program: put into a model, or written as a package of their own."""
 
 import json
 import keyword
@@ -9,27 +9,29 @@ import sys
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from torch import nn
 
 from kernelwright.evals.formats.samples import Outcome, best_of, run_outcomes
 from kernelwright.problems.record.problem import ProblemError
+from kernelwright.programs import placing
+from kernelwright.programs.guarded import NoPlace
 from kernelwright.programs.placing import MANIFEST
 from kernelwright.programs.record import Part, is_capture, read_capture, read_split
 from kernelwright.sandbox.machine.cache import MARK, all_entries, cache_root, write_atomically
 from kernelwright.sandbox.verdict.report import report, speedup_words
 from kernelwright.sandbox.verdict.verdicts import Passed
 
-if TYPE_CHECKING:
-    from torch import nn
-
 
 class KeptKernel(NamedTuple):
-    """The best kernel for a part, and where the part stands."""
+    """The best kernel for a part, and the places of the part."""
 
     part: Part
     places: tuple[tuple[str, str], ...]
     """Root and module."""
     outcome: Outcome
+    verdict: Passed
 
 
 class KeptKernels(NamedTuple):
@@ -37,9 +39,13 @@ class KeptKernels(NamedTuple):
     left: dict[str, str]
     """By part, why its best is not put into the program."""
 
+    @property
+    def reasons(self) -> str:
+        return "; ".join(f"{part}: {why}" for part, why in self.left.items())
+
 
 def kept_kernels(run: Path) -> KeptKernels:
-    """What a run over a capture kept. `ProblemError` where the run is of no capture; `RunLogError`."""
+    """Read the kernels of a run over a capture. `ProblemError` where the run is of no capture; `RunLogError`."""
     if not is_capture(run):
         raise ProblemError(
             f"{run} searched for no parts of a program; run `kernelwright run CAPTURE`, and give its folder"
@@ -48,33 +54,26 @@ def kept_kernels(run: Path) -> KeptKernels:
     best, kernels, left = best_of(run_outcomes(run)), [], {}
     for chosen in split.chosen:
         part, outcome = capture.part(chosen.part), best.get(chosen.part)
-        why = _unfit(part, outcome)
-        if why:
-            left[part.id] = why
-        elif outcome is not None:
-            kernels.append(KeptKernel(part, chosen.sites, outcome))
+        verdict = outcome.verdict if outcome else None
+        if outcome is None or not isinstance(verdict, Passed):
+            left[part.id] = "no right kernel was found"
+            continue
+        status = verdict.evidence.problem_status
+        if status is not None and status.status == "weak":
+            left[part.id] = "its problem can not tell a lazy answer from a right one"
+        # A saving too small for the judge's clock may still be one: the program is timed as a whole, with and without.
+        elif verdict.measurement.comparison not in ("faster", "unconfirmed"):
+            left[part.id] = f"the best kernel is not faster beyond doubt: {speedup_words(verdict)}"
+        elif part.written and outcome.problem.state != "followed":
+            left[part.id] = "it changes buffers, and the kernel was not judged for them"
+        else:
+            kernels.append(KeptKernel(part, chosen.sites, outcome, verdict))
     return KeptKernels(tuple(kernels), left)
-
-
-def _unfit(part: Part, outcome: Outcome | None) -> str:
-    if outcome is None or not isinstance(outcome.verdict, Passed):
-        return "no right kernel was found"
-    status, measured = outcome.verdict.evidence.problem_status, outcome.verdict.measurement
-    if status is not None and status.status == "weak":
-        return "its problem can not tell a lazy answer from a right one"
-    # A saving too small for the judge's clock may still be one: the program is timed as a whole, with it and without.
-    if measured.comparison not in ("faster", "unconfirmed"):
-        return f"the best kernel is not faster beyond doubt: {speedup_words(outcome.verdict)}"
-    if part.written and outcome.problem.state != "followed":
-        return "it changes buffers, and the kernel was not judged for them"
-    return ""
 
 
 def write_kernels(folder: Path, kernels: Iterable[KeptKernel]) -> None:
     parts = []
     for kernel in kernels:
-        verdict = kernel.outcome.verdict
-        assert isinstance(verdict, Passed), "only such are kept"
         place = folder / kernel.part.id
         place.mkdir(parents=True, exist_ok=True)
         write_atomically(place / "candidate.py", kernel.outcome.sample.candidate.source)
@@ -85,7 +84,7 @@ def write_kernels(folder: Path, kernels: Iterable[KeptKernel]) -> None:
             "judged_on": kernel.outcome.device,
             **{key: (kernel.outcome.facts or {}).get(key) for key in ("run", "attempt")},
         }
-        write_atomically(place / "verdict.json", json.dumps(report(verdict) | about, indent=1) + "\n")
+        write_atomically(place / "verdict.json", json.dumps(report(kernel.verdict) | about, indent=1) + "\n")
         record = kernel.part.model_dump(mode="json", exclude={"sizes": {"__all__": {"sites", "work"}}})
         # A kernel was judged at one size of its problem; at others it need not be right.
         record["sizes"] = [size for size in record["sizes"] if size["name"] == kernel.outcome.problem.size]
@@ -93,20 +92,16 @@ def write_kernels(folder: Path, kernels: Iterable[KeptKernel]) -> None:
     write_atomically(folder / MANIFEST, json.dumps({"parts": parts}, indent=1) + "\n")
 
 
-def apply(model: "nn.Module", run: str | Path) -> "nn.Module":
+def apply(model: nn.Module, run: str | Path) -> nn.Module:
     """Put the kernels that a run kept into the model that was captured; the same model, with its names as before.
 
-    A kernel stands in for calls like those that it was judged for; others take the module's own code, and are counted:
-    `print(applied(model))`. Kernels run in this process. Raises `NoPlace` where none finds its place, and what
-    `kept_kernels` raises.
+    A kernel is taken for calls like those that it was judged for; others take the module's own code, and are counted:
+    `print(applied(model))`. Kernels run in this process. Raises `NoPlace` where none finds its place, and the errors
+    of `kept_kernels`.
     """
-    from kernelwright.programs import placing
-    from kernelwright.programs.guarded import NoPlace
-
     kept = kept_kernels(Path(run))
     if not kept.kernels:
-        told = "; ".join(f"{part}: {why}" for part, why in kept.left.items())
-        raise NoPlace(f"{run} kept no kernel for the program: {told}")
+        raise NoPlace(f"{run} kept no kernel for the program: {kept.reasons}")
     facts = "".join(
         one.outcome.sample.candidate.digest + one.outcome.problem.digest + repr(one.places) for one in kept.kernels
     )
@@ -120,14 +115,14 @@ def apply(model: "nn.Module", run: str | Path) -> "nn.Module":
 
 
 OURS = Path(__file__).parent
-CARRIED = ("guarded", "placing", "spliced", "graphs")
+CARRIED = ("guarded", "placing", "graphs")
 """Modules of `programs` that need torch alone."""
 BUILT = (".so", "built.json", "platform.json")
 """How the files of a build end that are of use later."""
 
 
 def write_package(folder: Path, kept: KeptKernels, run: str) -> str:
-    """Write it, build its kernels for this machine and run its tests; what these said.
+    """Write a package, build its kernels for this machine and run its tests; the last line of these.
 
     The package has the folder's name. `ProblemError` where there is nothing to write, or it can not be built.
     """
@@ -135,8 +130,7 @@ def write_package(folder: Path, kept: KeptKernels, run: str) -> str:
     if not re.fullmatch(r"[a-z_][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise ProblemError(f"{name!r} names no package; give a folder of lower-case letters, digits and _")
     if not kept.kernels:
-        told = "; ".join(f"{part}: {why}" for part, why in kept.left.items())
-        raise ProblemError(f"{run} kept no kernel for the program: {told}")
+        raise ProblemError(f"{run} kept no kernel for the program: {kept.reasons}")
     inner = folder / name
     if inner.exists() and not (inner / MANIFEST).is_file():
         raise ProblemError(f"{inner} is there and holds no kernels; give a folder that is new, or an earlier package")
@@ -161,7 +155,7 @@ def write_package(folder: Path, kept: KeptKernels, run: str) -> str:
 
 
 def _built(folder: Path, name: str) -> str:
-    """Build and test as its user would: in a process that has the package and not us."""
+    """Build and test as its user would: in a process that has the package and not kernelwright."""
     _python(folder, "-c", f"import {name}; {name}.build()")
     for path in sorted((folder / name / "built").rglob("*"), reverse=True):
         if path.is_file() and not path.name.endswith(BUILT):
@@ -182,8 +176,6 @@ def _python(folder: Path, *words: str) -> str:
 
 
 def _row(kernel: KeptKernel) -> str:
-    verdict = kernel.outcome.verdict
-    assert isinstance(verdict, Passed), "only such are kept"
     places = ", ".join(f"`{'.'.join(filter(None, place))}`" for place in kernel.places)
-    against = verdict.measurement.closest.baseline
-    return f"| `{kernel.part.id}` | {places} | {speedup_words(verdict)} | {against} | {kernel.outcome.device} |"
+    cells = (speedup_words(kernel.verdict), kernel.verdict.measurement.closest.baseline, kernel.outcome.device)
+    return f"| `{kernel.part.id}` | {places} | {' | '.join(cells)} |"

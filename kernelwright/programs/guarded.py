@@ -1,4 +1,4 @@
-"""Kernels in the place of modules, behind guards, with the module's own code as the way out.
+"""Kernels in the place of modules, or of operators inside their `forward`, behind guards; else the module's own code.
 
 Needs torch alone: packages that are exported carry this file. A module stays the object that it was, with its names,
 parameters and hooks; only its class becomes one derived from its own. A copy or a pickle of it is of the old class.
@@ -8,16 +8,32 @@ import ast
 import copyreg
 import functools
 import logging
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from kernelwright.programs.graphs import CallGraph, CannotCut, export_call, owner
+
+LOG = logging.getLogger(__name__)
 ALIGNED = 64
 """Bytes: torch gives memory on such places, and a kernel may load vectors from there."""
+MOST_KINDS = 16
+"""Of calls, each with a graph of its own; a module whose settings change in every call would make ever more."""
+PLAIN = (bool, int, float, str, type(None))
+Make = Callable[[], nn.Module]
+Plan = Callable[[nn.Module, list[Any]], Any]
+Piece = tuple[list[fx.Node], list[fx.Node], list[fx.Node]]
+"""Nodes one after another, their inputs, and those whose values are used elsewhere."""
+
+
+class NoPlace(ValueError):
+    """A kernel cannot take the place where it should; the module stays as it was."""
 
 
 class CallSize(NamedTuple):
@@ -60,7 +76,7 @@ class CallSize(NamedTuple):
 
 
 def differs(value: Any, seen: dict[str, Any]) -> str:
-    """In what a tensor is another than the one that was seen; empty where in nothing."""
+    """Name the difference of a tensor from the one that was seen; empty where there is none."""
     if type(value) not in (torch.Tensor, nn.Parameter):
         return "other arguments"
     if value.shape != tuple(seen["shape"]):
@@ -78,7 +94,7 @@ def differs(value: Any, seen: dict[str, Any]) -> str:
 
 @functools.cache
 def _of_tensors(count: int) -> pytree.TreeSpec:
-    """The structure of a call with so many arguments, each a leaf. The same object each time, so `is` compares it."""
+    """The structure of a call with that many arguments, each a leaf; the same object each time, so `is` compares it."""
     return pytree.tree_structure(((0,) * count, {}))
 
 
@@ -89,15 +105,9 @@ def flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytr
     return pytree.tree_flatten((args, kwargs))
 
 
-LOG = logging.getLogger(__name__)
-Make = Callable[[], nn.Module]
-
-
-class NoPlace(ValueError):
-    """A kernel can not stand where it should; the module stays as it was."""
-
-
 class TiedKernel:
+    """A kernel that takes the weights of the module in whose place it is called."""
+
     def __init__(self, part: dict[str, Any], make: Make, copies: bool) -> None:
         """`part`: its record; `make` gives a kernel with weights of its own.
 
@@ -109,7 +119,7 @@ class TiedKernel:
         self._written = [place for place, name in enumerate(part["state"]) if name in part["written"]]
         self._made: tuple[Any, nn.Module] | None = None
 
-    def anew(self, part: dict[str, Any] | None = None) -> "TiedKernel":
+    def copy(self, part: dict[str, Any] | None = None) -> "TiedKernel":
         return TiedKernel(part or self.part, self._make, self._copies)
 
     def call(self, module: nn.Module, inputs: Sequence[Any]) -> Any:
@@ -148,6 +158,21 @@ class TiedKernel:
         return found
 
 
+def _tie(kernel: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    """Give the kernel these very tensors as its weights: by name where all match, else by order and shape."""
+    own = kernel.state_dict()
+    by_name = own.keys() == state.keys()
+    for name, tensor in zip(state if by_name else own, state.values(), strict=False):
+        mine = own[name]
+        if len(own) != len(state) or mine.shape != tensor.shape:
+            raise NoPlace("the weights of kernel and module do not match")
+        if (mine.dtype, mine.device.type) != (tensor.dtype, tensor.device.type) or not tensor.is_contiguous():
+            raise NoPlace(f"weights of another dtype, device or layout ({name})")
+        owner_name, _, last = name.rpartition(".")
+        module = kernel.get_submodule(owner_name)
+        (module._parameters if last in module._parameters else module._buffers)[last] = tensor  # type: ignore[assignment]
+
+
 class Replacement:
     """A kernel in the place of one module, and how often it was taken."""
 
@@ -161,14 +186,14 @@ class Replacement:
         """How often the module's own code was taken, by the reason."""
         self.own: type[nn.Module] = nn.Module
         self.module: nn.Module = nn.Module()
-        """That it stands in for."""
+        """The one that it replaces."""
         self._inside: list[nn.Module] = []
         self._training: bool = kernels[0].part["training"]
         self._gradients = all(kernel.part["direction"] != "forward" for kernel in kernels)
         self._sizes = [CallSize.of(size) for size in kernels[0].part["sizes"] if size["call"]]
 
     def put(self, module: nn.Module) -> None:
-        """Stand in for the module from now on. `NoPlace` where its state is not what the part has."""
+        """Replace the module from now on. `NoPlace` where its state is not what the part has."""
         if "forward" in module.__dict__:
             raise NoPlace("its forward was replaced by somebody else")
         self._inside = [one for one in module.modules() if one is not module]
@@ -176,11 +201,11 @@ class Replacement:
             kernel.over(module)
         self.own, self.module = type(module), module
         self._derived = _derived(self)
-        self.stand(True)
+        self.enable(True)
 
-    def stand(self, here: bool) -> None:
-        """Stand in for the module, or let it be of its own class; the kernel is kept."""
-        self.module.__class__ = self._derived if here else self.own
+    def enable(self, on: bool) -> None:
+        """Replace the module, or let it be of its own class; the kernel is kept."""
+        self.module.__class__ = self._derived if on else self.own
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, structure = flat(args, kwargs)
@@ -200,7 +225,7 @@ class Replacement:
         return self.own.forward(module, *args, **kwargs)
 
     def _result(self, module: nn.Module, leaves: list[Any], structure: pytree.TreeSpec) -> Any:
-        """What the module would return. `NoPlace` where the kernel was not judged for this call."""
+        """The kernel's result in the module's form. `NoPlace` where the kernel was not judged for this call."""
         why = "other arguments"
         for size in self._sizes:
             if (size.call is structure or size.call == structure) and not (why := size.why_not(leaves)):
@@ -222,7 +247,39 @@ class Replacement:
         for one in self._inside:
             if one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks:
                 return "hooks on a module inside"
-        return _traced() or (_stream(tensors[0]) if tensors else "")
+        functorch = torch._C._functorch.peek_interpreter_stack() is not None
+        dispatch = torch._C._len_torch_dispatch_stack() > 0
+        dual = torch.autograd.forward_ad._current_level >= 0
+        if functorch or dispatch or dual or torch._C._get_tracing_state() is not None:
+            return "somebody traces the operators"
+        return _stream(tensors[0]) if tensors else ""
+
+
+def _stream(tensor: torch.Tensor) -> str:
+    """A kernel may launch on the default stream and the current device."""
+    if not tensor.is_cuda:
+        return ""
+    if (index := tensor.get_device()) != torch._C._cuda_getDevice():
+        return "another device"
+    stream = torch._C._cuda_getCurrentRawStream(index)  # as a number, since objects take longer; the default one is 0
+    return "a stream of its own, or a graph that is captured" if stream else ""
+
+
+def _derived(replacement: Replacement) -> type[nn.Module]:
+    own = replacement.own
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return opaque(self, args, kwargs)  # a break in the graph
+        return replacement.call(self, args, kwargs)
+
+    def reduced(self: nn.Module, protocol: Any) -> Any:
+        _, _, *rest = cast(tuple[Any, ...], own.__reduce_ex__(self, protocol))
+        return copyreg._reconstructor, (own, object, None), *rest  # type: ignore[attr-defined]
+
+    opaque = torch.compiler.disable(replacement.call)  # type: ignore[no-untyped-call]
+    members = {"forward": forward, "__reduce_ex__": reduced, "_replacement": replacement}
+    return type(own.__name__, (own,), members | {"__module__": own.__module__, "__doc__": own.__doc__})
 
 
 def put_back(module: nn.Module) -> None:
@@ -251,51 +308,141 @@ def keeps_its_results(kernel: nn.Module, inputs: list[Any]) -> bool:
     return bool((first & second) - {0})
 
 
-def _derived(replacement: Replacement) -> type[nn.Module]:
-    own = replacement.own
+class SplicedReplacement(Replacement):
+    """Kernels for runs of operators inside a `forward`: the graph of a call, with kernels in the place of their runs.
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return opaque(self, args, kwargs)  # a break in the graph
-        return replacement.call(self, args, kwargs)
+    The graph is exported in the first call of each kind. Modules within that have kernels of their own stay calls.
+    """
 
-    def reduced(self: nn.Module, protocol: Any) -> Any:
-        _, _, *rest = cast(tuple[Any, ...], own.__reduce_ex__(self, protocol))
-        return copyreg._reconstructor, (own, object, None), *rest  # type: ignore[attr-defined]
+    def put(self, module: nn.Module) -> None:
+        self._plans: dict[Any, Plan | str] = {}
+        self._within = {
+            name: replacement
+            for name, one in module.named_modules()
+            if one is not module and (replacement := replacement_of(one)) is not None
+        }
+        super().put(module)
 
-    opaque = torch.compiler.disable(replacement.call)  # type: ignore[no-untyped-call]
-    members = {"forward": forward, "__reduce_ex__": reduced, "_replacement": replacement}
-    return type(own.__name__, (own,), members | {"__module__": own.__module__, "__doc__": own.__doc__})
+    def _result(self, module: nn.Module, leaves: list[Any], structure: pytree.TreeSpec) -> Any:
+        key = (structure, tuple(map(_kind, leaves)), torch.is_grad_enabled(), _settings(module))
+        if key not in self._plans:
+            if len(self._plans) == MOST_KINDS:
+                raise NoPlace("its calls are of too many kinds")
+            self._plans[key] = self._planned(module, leaves, structure)
+        plan = self._plans[key]
+        if isinstance(plan, str):
+            raise NoPlace(plan)
+        return plan(module, leaves)
+
+    def _planned(self, module: nn.Module, leaves: list[Any], structure: pytree.TreeSpec) -> Plan | str:
+        args, kwargs = pytree.tree_unflatten(leaves, structure)
+        enabled = [one for one in (self, *self._within.values()) if replacement_of(one.module) is one]
+        for one in enabled:
+            one.enable(False)
+        try:
+            graph = export_call(module, args, kwargs)
+        except CannotCut as error:
+            return str(error)
+        finally:
+            for one in enabled:
+                one.enable(True)
+        if any(kernel.part["run"]["graph"] != graph.digest for kernel in self.kernels):
+            return "its graph or a shape in it is another than that which was captured"
+        nodes = {node.name: node for node in graph.program.graph.nodes}
+        for number, kernel in enumerate(self.kernels):
+            run, inputs = kernel.part["run"], kernel.part["sizes"][0]["inputs"]
+            names = (run["nodes"], [one["node"] for one in inputs], run["outputs"])
+            taken, given, ends = ([nodes[name] for name in each] for each in names)
+            call = _guarded(kernel, module, [one["tensor"] for one in inputs])
+            _splice(graph, f"kernel_{number}", (taken, given, ends), call)
+        for number, (name, replacement) in enumerate(self._within.items()):
+            piece = _piece(graph, name)
+            if piece is not None:
+                _splice(graph, f"within_{number}", piece, replacement.module.__call__)
+        return _plan(graph)
 
 
-def _traced() -> str:
-    functorch = torch._C._functorch.peek_interpreter_stack() is not None
-    dispatch = torch._C._len_torch_dispatch_stack() > 0
-    dual = torch.autograd.forward_ad._current_level >= 0
-    jit = torch._C._get_tracing_state() is not None
-    return "somebody traces the operators" if functorch or dispatch or dual or jit else ""
+def _kind(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.dtype, leaf.device, leaf.stride(), leaf.requires_grad
+    return repr(leaf)
 
 
-def _stream(tensor: torch.Tensor) -> str:
-    """A kernel may launch on the default stream and the current device."""
-    if not tensor.is_cuda:
-        return ""
-    if (index := tensor.get_device()) != torch._C._cuda_getDevice():
-        return "another device"
-    stream = torch._C._cuda_getCurrentRawStream(index)  # as a number, since objects take longer; the default one is 0
-    return "a stream of its own, or a graph that is captured" if stream else ""
+def _settings(module: nn.Module) -> tuple[Any, ...]:
+    """A `forward` may depend on these besides its arguments: which modules there are, and their plain attributes."""
+    return tuple(
+        (id(one), *((name, value) for name, value in vars(one).items() if isinstance(value, PLAIN)))
+        for one in module.modules()
+    )
 
 
-def _tie(kernel: nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """Let the kernel have these very tensors as its weights: by name where all match, else by order and shape."""
-    own = kernel.state_dict()
-    by_name = own.keys() == state.keys()
-    for name, tensor in zip(state if by_name else own, state.values(), strict=False):
-        mine = own[name]
-        if len(own) != len(state) or mine.shape != tensor.shape:
-            raise NoPlace("the weights of kernel and module do not match")
-        if (mine.dtype, mine.device.type) != (tensor.dtype, tensor.device.type) or not tensor.is_contiguous():
-            raise NoPlace(f"weights of another dtype, device or layout ({name})")
-        owner, _, last = name.rpartition(".")
-        module = kernel.get_submodule(owner)
-        (module._parameters if last in module._parameters else module._buffers)[last] = tensor  # type: ignore[assignment]
+def _guarded(kernel: TiedKernel, module: nn.Module, seen: Sequence[dict[str, Any]]) -> Callable[..., Any]:
+    def call(*inputs: Any) -> Any:
+        for value, one in zip(inputs, seen, strict=True):
+            if why := differs(value, one):
+                raise NoPlace(why)
+        return kernel.call(module, inputs)
+
+    return call
+
+
+def _piece(graph: CallGraph, name: str) -> Piece | None:
+    """The nodes of a module within, where it takes one tensor and gives one; None where it does not."""
+    nodes = [node for node in graph.program.graph.nodes if f"{owner(node)}.".startswith(f"{name}.")]
+    nodes = [node for node in nodes if node.op not in ("placeholder", "output")]
+    inside = set(nodes)
+    taken = {one for node in nodes for one in node.all_input_nodes if one not in inside and one.name not in graph.state}
+    ends = [node for node in nodes if any(user not in inside for user in node.users)]
+    whole = nodes and len(taken) == 1 and len(ends) == 1 and not any(one.name in graph.constants for one in taken)
+    return (nodes, list(taken), ends) if whole else None
+
+
+class _Called(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs)
+
+
+def _splice(graph: CallGraph, name: str, piece: Piece, function: Callable[..., Any]) -> None:
+    nodes, inputs, ends = piece
+    graph.program.graph_module.add_submodule(name, _Called(function))
+    inside, within = set(nodes), graph.program.graph
+    with within.inserting_after(nodes[-1]):
+        call = within.call_module(name, tuple(inputs))
+    results = [call]
+    if len(ends) > 1:
+        with within.inserting_after(call):
+            results = [within.call_function(operator.getitem, (call, place)) for place in range(len(ends))]
+    for end, result in zip(ends, results, strict=True):
+        end.replace_all_uses_with(result, delete_user_cb=lambda user: user not in inside and user is not call)
+    for node in reversed(nodes):
+        within.erase_node(node)
+
+
+def _plan(graph: CallGraph) -> Plan:
+    program = graph.program
+    getters, leaf = [], 0
+    for spec in program.graph_signature.input_specs:
+        getters.append(_getter(program, spec, leaf))
+        leaf += spec.kind is InputKind.USER_INPUT
+    made = fx.GraphModule(program.graph_module, program.graph)
+    result = program.call_spec.out_spec
+    assert result is not None, "an exported program has one"
+
+    def plan(module: nn.Module, leaves: list[Any]) -> Any:
+        return pytree.tree_unflatten(list(made(*[getter(module, leaves) for getter in getters])), result)
+
+    return plan
+
+
+def _getter(program: Any, of: Any, leaf: int) -> Callable[[nn.Module, list[Any]], Any]:
+    if of.kind is InputKind.USER_INPUT:
+        return lambda module, leaves: leaves[leaf]
+    if of.kind is InputKind.CONSTANT_TENSOR:
+        constant = program.constants[str(of.target)]
+        return lambda module, leaves: constant
+    owner_name, _, last = str(of.target).rpartition(".")
+    return lambda module, leaves: getattr(module.get_submodule(owner_name), last)

@@ -26,19 +26,22 @@ from torch.utils import cpp_extension
 from kernelwright.programs.guarded import (
     NoPlace,
     Replacement,
+    SplicedReplacement,
     TiedKernel,
     keeps_its_results,
     put_back,
     replacements,
 )
-from kernelwright.programs.spliced import SplicedReplacement
 
+LOG = logging.getLogger(__name__)
+MANIFEST, BUILDS = "kernels.json", "built"
 NOTE = "built.json"
 PLATFORM = "platform.json"
 INCLUDED = "CPLUS_INCLUDE_PATH"
 """Where g++ and nvcc look for headers, behind what a command line names."""
 INSTRUCTIONS = ("avx", "amx", "fma", "bmi", "f16c", "sse4", "sve", "asimd", "popcnt", "gfni", "vaes", "sha_ni")
 """How flags of processors begin that `-march=native` may use."""
+_LEFT: "WeakKeyDictionary[nn.Module, dict[str, str]]" = WeakKeyDictionary()
 
 
 def here() -> dict[str, Any]:
@@ -53,7 +56,7 @@ def here() -> dict[str, Any]:
 
 
 def fits(folder: Path) -> bool:
-    """Whether what was built there runs on this machine: the same torch and Python, and no instruction is lacking."""
+    """Whether the builds there run on this machine: the same torch and Python, and no instruction is lacking."""
     try:
         built = json.loads((folder / PLATFORM).read_text(encoding="utf-8"))
     except OSError:
@@ -63,7 +66,7 @@ def fits(folder: Path) -> bool:
 
 
 def folder_for_builds(shipped: Path, cache: Path) -> Path:
-    """Where extensions are looked for and built: what ships, where it fits, else a folder of this machine's kind."""
+    """The folder in which extensions are searched and built: the shipped one where it fits, else one of the cache."""
     if fits(shipped):
         return shipped
     kind = hashlib.sha256(json.dumps(here()).encode()).hexdigest()[:16]
@@ -77,30 +80,25 @@ def started(folder: Path) -> Path:
 
 
 def module_of(source: Path, builds: Path) -> ModuleType:
-    """Run a source as a module; what it builds is found in `builds`, or kept there."""
+    """Run a source as a module; its builds are found in `builds`, or kept there."""
     name = f"_{source.parent.name}_{source.stem}_{hashlib.sha256(str(source).encode()).hexdigest()[:8]}"
     module = ModuleType(name)
     module.__file__ = str(source)
-    sys.modules[name] = module  # for what looks a class up by its module
-    with _extensions_in(builds):
-        exec(compile(source.read_text(encoding="utf-8"), str(source), "exec"), module.__dict__)
-    return module
-
-
-@contextlib.contextmanager
-def _extensions_in(folder: Path) -> Iterator[None]:
-    """Whoever imports torch's functions for extensions in this block gets those that look into the folder first."""
+    sys.modules[name] = module  # for code that looks a class up by its module
     before = {name: getattr(cpp_extension, name) for name in ("load_inline", "load")}
     try:
         for name, function in before.items():
-            setattr(cpp_extension, name, _looking(function, folder))
-        yield
+            setattr(cpp_extension, name, _looking(function, builds))
+        exec(compile(source.read_text(encoding="utf-8"), str(source), "exec"), module.__dict__)
     finally:
         for name, function in before.items():
             setattr(cpp_extension, name, function)
+    return module
 
 
 def _looking(function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+    """torch's function for extensions, that looks into the folder first."""
+
     def call(*args: Any, **options: Any) -> Any:
         given = dict(inspect.signature(function).bind(*args, **options).arguments)
         given.pop("build_directory", None)
@@ -120,7 +118,7 @@ def _looking(function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _cutlass_included() -> Iterator[None]:
-    """The headers of the package nvidia-cutlass, where it is, lie on the compilers' path meanwhile, as in the jail."""
+    """Put the headers of the package nvidia-cutlass, where it is, on the compilers' path, as in the jail."""
     spec, before = importlib.util.find_spec("cutlass_library"), os.environ.get(INCLUDED)
     if spec is not None and spec.origin is not None:
         headers = Path(spec.origin).parent / "source" / "include"
@@ -134,7 +132,7 @@ def _cutlass_included() -> Iterator[None]:
 
 
 def _content(value: Any) -> Any:
-    """The same with files by what is in them."""
+    """The same with files by their content."""
     if isinstance(value, list | tuple):
         return [_content(one) for one in value]
     if isinstance(value, str | os.PathLike) and os.path.isfile(value):  # noqa: PTH113 - a source text is no path
@@ -160,23 +158,22 @@ def _write(path: Path, value: dict[str, Any]) -> None:
     new.replace(path)
 
 
-LOG = logging.getLogger(__name__)
-MANIFEST, BUILDS = "kernels.json", "built"
-_LEFT: "WeakKeyDictionary[nn.Module, dict[str, str]]" = WeakKeyDictionary()
-
-
 class Applied(NamedTuple):
     kernels: tuple[Replacement, ...]
     left: dict[str, str]
-    """By place, why a kernel that was kept does not stand there."""
+    """By place, why a kernel that was kept is not there."""
 
     def __str__(self) -> str:
-        lines = [_line(one) for one in self.kernels]
+        lines = []
+        for one in self.kernels:
+            line, total = f"{one.name}: the kernel of {one.part} was taken {one.taken} times", one.fallbacks.total()
+            whys = ", ".join(f"{why} ({count})" for why, count in one.fallbacks.most_common())
+            lines.append(f"{line}, the module's own code {total} times: {whys}" if total else line)
         return "\n".join(lines + [f"{name}: no kernel, {why}" for name, why in self.left.items()])
 
 
 def apply(model: nn.Module, folder: Path, cache: Path) -> nn.Module:
-    """The same model with the folder's kernels in their places. `NoPlace` where none of them finds its place.
+    """Put the folder's kernels into the model, in place. `NoPlace` where none of them finds its place.
 
     Where nothing was built for this machine, extensions are built into `cache`, once.
     """
@@ -191,18 +188,18 @@ def apply(model: nn.Module, folder: Path, cache: Path) -> nn.Module:
         kernel = load(folder, part, builds)
         for name, module in places.items():
             if part["kind"] == "run":
-                split.setdefault(module, (name, []))[1].append(kernel.anew())
+                split.setdefault(module, (name, []))[1].append(kernel.copy())
             else:
-                _put(Replacement(name, kernel.anew()), module, left)
+                _put(Replacement(name, kernel.copy()), module, left)
     # The innermost first, so that those around them know of them.
     for module, (name, kernels) in sorted(split.items(), key=lambda item: len(list(item[0].modules()))):
         _put(SplicedReplacement(name, *kernels), module, left)
     for name, why in left.items():
         LOG.warning("%s: no kernel, %s", name, why)
     if next(replacements(model), None) is None:
-        told = "; ".join(f"{name}: {why}" for name, why in left.items())
+        reasons = "; ".join(f"{name}: {why}" for name, why in left.items())
         raise NoPlace(
-            f"no kernel was put into {type(model).__name__}: {told or 'nothing was kept that belongs to a module'}"
+            f"no kernel was put into {type(model).__name__}: {reasons or 'nothing was kept that belongs to a module'}"
         )
     _LEFT[model] = left
     return model
@@ -216,7 +213,7 @@ def _put(replacement: Replacement, module: nn.Module, left: dict[str, str]) -> N
 
 
 def applied(model: nn.Module) -> Applied:
-    """The kernels that stand in a model, how often each was taken, and why where it was not. As text, a line each."""
+    """List the kernels of a model, how often each was taken, and why where it was not. As text, a line each."""
     return Applied(tuple(replacements(model)), _LEFT.get(model, {}))
 
 
@@ -227,30 +224,26 @@ def put_all_back(model: nn.Module) -> nn.Module:
 
 
 def load(folder: Path, part: dict[str, Any], builds: Path) -> TiedKernel:
-    """Build or find the kernel, and try it once on inputs like those that it was judged on."""
+    """Build or find the kernel, and try it once on inputs like those that it was judged on.
+
+    The program's own draws stay as they are.
+    """
     candidate, reference = (module_of(folder / part["id"] / name, builds) for name in ("candidate.py", "reference.py"))
     device = part["sizes"][0]["inputs"][0]["tensor"]["device"]
 
     def make() -> nn.Module:
-        with untouched_draws():
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             given = reference.get_init_inputs()
             kernel = candidate.ModelNew(**given) if isinstance(given, dict) else candidate.ModelNew(*given)
         return cast(nn.Module, as_judged(kernel, part["dtype"], device))
 
-    with untouched_draws():
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         inputs = as_judged(reference.get_inputs(), part["dtype"], device)
     return TiedKernel(part, make, keeps_its_results(make().train(part["training"]), inputs))
 
 
-@contextlib.contextmanager
-def untouched_draws() -> Iterator[None]:
-    """A block whose draws the program's own do not feel."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        yield
-
-
 def as_judged(value: Any, dtype: str | None, device: str) -> Any:
-    """A model, or inputs, on the device, with what is floating in the dtype that the problem was cast to."""
+    """A model, or inputs, on the device, with floating values in the dtype that the problem was cast to."""
     wanted = None if dtype is None else getattr(torch, dtype)
     if isinstance(value, nn.Module):
         return value.to(device=device, dtype=wanted)
@@ -260,7 +253,7 @@ def as_judged(value: Any, dtype: str | None, device: str) -> Any:
 
 
 def _places(model: nn.Module, part: dict[str, Any], left: dict[str, str]) -> dict[str, nn.Module]:
-    """The modules that the part is, by their names in the model; what is not found is told."""
+    """The modules that the part is, by their names in the model; those that are not found go into `left`."""
     found: dict[str, nn.Module] = {}
     for root, name in part["places"]:
         tops = [(at, top) for at, top in model.named_modules() if type(top).__name__ == root.partition(" ")[0]]
@@ -274,10 +267,3 @@ def _places(model: nn.Module, part: dict[str, Any], left: dict[str, str]) -> dic
             elif all(module is not other for other in found.values()):
                 found[full or root] = module
     return found
-
-
-def _line(one: Replacement) -> str:
-    taken = f"{one.name}: the kernel of {one.part} was taken {one.taken} times"
-    total = one.fallbacks.total()
-    whys = ", ".join(f"{why} ({count})" for why, count in one.fallbacks.most_common())
-    return f"{taken}, the module's own code {total} times: {whys}" if total else taken

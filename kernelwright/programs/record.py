@@ -11,6 +11,8 @@ from kernelwright.problems.record.problem import Direction, PrecisionPolicy, Pro
 from kernelwright.sandbox.machine.cache import write_atomically
 from kernelwright.sandbox.verdict.roofline import NecessaryWork
 
+CAPTURE, SPLIT, PROBLEMS = "capture.json", "split.json", "problems"
+VERSION = 1
 Drawing = Literal["normal", "uniform", "rectified", "constant", "integers", "counting", "causal", "share"]
 """How values like those seen are drawn.
 
@@ -20,19 +22,19 @@ diagonal of the last two axes and `high` elsewhere. `share`: `high` with the pro
 
 
 class ValuesSeen(Record):
-    """What the finite values of a tensor are like; a draw resembles them, and no value itself is kept."""
+    """Statistics of the finite values of a tensor; a draw resembles them, and no value itself is kept."""
 
     drawing: Drawing
     low: float = 0.0
-    """The least; for a mask, what stands for "not this one" (as large as it is finite where that is minus infinity)."""
+    """The least; for a mask, the value of "not this one" (as large as it is finite where that is minus infinity)."""
     high: float = 0.0
     mean: float = 0.0
     deviation: float = 0.0
     zeros: float = 0.0
     share: float = 0.0
-    """Of `share`: how many are `high`."""
+    """Of `share`: the share of `high`."""
     infinite: bool = False
-    """Of masks: `low` stands for minus infinity."""
+    """Of masks: `low` means minus infinity."""
 
 
 class TensorSeen(Record):
@@ -44,7 +46,7 @@ class TensorSeen(Record):
     device: str = "cpu"
     requires_grad: bool = False
     values: ValuesSeen | None = None
-    """None where nobody looked: at outputs, and at what has no elements."""
+    """None where nobody looked: at outputs, and at tensors without elements."""
 
     @property
     def words(self) -> str:
@@ -64,7 +66,7 @@ class ModuleSeen(Record):
     training: bool = False
     calls: int = Field(ge=1)
     forward_ms: float = Field(ge=0)
-    """Of all calls that were seen, with what is called from there."""
+    """Of all calls that were seen, with everything that is called from there."""
     backward_ms: float = Field(default=0.0, ge=0)
     operators: int = Field(default=0, ge=0)
     """Calls of torch's operators from Python in one call, its submodules' among them."""
@@ -94,7 +96,7 @@ class PartInput(Record):
 class Run(Record):
     """Operators one after another inside one `forward`, of the graph that `programs.graphs.export_call` gives.
 
-    Between the first and the last node nothing else stands, so a call of the kernel can take the place of the last.
+    Nothing else lies between the first and the last node, so a call of the kernel can take the place of the last.
     """
 
     nodes: tuple[str, ...]
@@ -116,28 +118,20 @@ class PartSize(Record):
     """The values of the problem's constants at this size."""
     inputs: tuple[PartInput, ...]
     outputs: tuple[TensorSeen, ...]
-    """What `Model.forward` returns: one tensor, or a tuple of them."""
+    """One tensor that `Model.forward` returns, or a tuple of them."""
     call: str = ""
     """How a whole module is called, for its guard: `pytree.treespec_dumps` of (args, kwargs). Empty for a run."""
     other_leaves: dict[int, str] = Field(default_factory=dict)
     """The leaves of the call that are no tensors, by place, as `repr` writes them: built into the problem."""
     result: str = ""
-    """How the problem's outputs are put together: `treespec_dumps`; its leaves are the outputs, then what is None."""
+    """How the problem's outputs are put together: `treespec_dumps`; its leaves are the outputs, then those of None."""
     result_leaves: tuple[int | None, ...] = ()
     """For each leaf of the result: which output of the problem it is, None where it is None."""
     sites: tuple[CallSite, ...]
     work: NecessaryWork | None = None
-    """Of one call; None where it could not be told."""
+    """Of one call; None where it is not known."""
     eager_ms: float | None = None
     """Of one call by itself, on inputs drawn like those seen, forward and backward."""
-
-    @property
-    def calls(self) -> int:
-        return sum(site.calls for site in self.sites)
-
-    @property
-    def ms(self) -> float:
-        return sum(site.ms for site in self.sites)
 
 
 class Part(Record):
@@ -167,14 +161,6 @@ class Part(Record):
     def problem(self) -> str:
         return f"problems/{self.id}"
 
-    @property
-    def ms(self) -> float:
-        return sum(size.ms for size in self.sizes)
-
-    @property
-    def calls(self) -> int:
-        return sum(size.calls for size in self.sizes)
-
 
 class Uncut(Record):
     """A module, or a run in one, that could not be cut out, with the reason as a clause for the user."""
@@ -188,11 +174,6 @@ class Uncut(Record):
     why: str
 
 
-CAPTURE, SPLIT, PROBLEMS = "capture.json", "split.json", "problems"
-VERSION = 1
-R = TypeVar("R", bound=Record)
-
-
 class OperatorSeen(Record):
     name: str
     calls: int
@@ -201,7 +182,7 @@ class OperatorSeen(Record):
 
 
 class CapturedProgram(Record):
-    """What a program did while it was watched. Times are of this device, under the profiler."""
+    """The record of a program while it was watched. Times are of this device, under the profiler."""
 
     version: int = VERSION
     program: str
@@ -211,7 +192,7 @@ class CapturedProgram(Record):
     threads: int
     versions: dict[str, str] = Field(default_factory=dict)
     steps: int = Field(ge=1)
-    """Calls of outermost modules that were watched; what follows each, such as a backward pass, belongs to it."""
+    """Calls of outermost modules that were watched; all that follows each, such as a backward pass, belongs to it."""
     steps_seen: int = Field(ge=1)
     program_ms: float = Field(ge=0)
     """Of the watched steps."""
@@ -245,7 +226,7 @@ class Chosen(Record):
     compiled_ms: float | None = None
     """For the same calls as torch.compile makes them; None where it was not measured."""
     gain_ms: float
-    """What could be had at most: from the better of eager and torch.compile down to the floor."""
+    """The most that could be gained: from the better of eager and torch.compile down to the roofline."""
     sites: tuple[tuple[str, str], ...]
     """Root and module of those where a kernel would be put."""
 
@@ -259,10 +240,13 @@ class Split(Record):
     compiled: bool = False
 
     def weights(self, top: int | None = None) -> dict[str, float]:
-        """By part, its share of what could be had of all of them: where a budget is best spent."""
+        """By part, its share of the possible gain of all of them: where a budget is best spent."""
         parts = self.chosen[:top]
         total = sum(part.gain_ms for part in parts)
         return {part.part: part.gain_ms / total if total else 1 / len(parts) for part in parts}
+
+
+R = TypeVar("R", bound=Record)
 
 
 def is_capture(path: Path | str) -> bool:

@@ -1,4 +1,7 @@
-"""A program's calls made again: kept from one run of it, timed in every way, and how far off each stage is."""
+"""One process of a comparison: the user's own program is run once, its calls are timed on every side.
+
+`main ORDER OUT`: the order as JSON, and the file for the times.
+"""
 
 import contextlib
 import copy
@@ -17,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from kernelwright.problems import Tolerance
 from kernelwright.programs.apply import apply
-from kernelwright.programs.compare import ALONE, KERNELS, StageError
+from kernelwright.programs.compare import ALONE, KERNELS, Order, StageError, Times
 from kernelwright.programs.drafts import timed
 from kernelwright.programs.guarded import NoPlace, Replacement, replacements
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch
@@ -27,9 +30,39 @@ from kernelwright.sandbox.timing.paired import BACKWARDS
 from kernelwright.sandbox.timing.samples import PLACEBO
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED
 
+SEED = 0
 MOST_CALLS = 8
 """Calls of different kinds; those beyond are like some of these in most programs."""
-SEED = 0
+WARM_UP = 3
+PAIRS, MOST_PAIRS, BUDGET_S = 4, 20, 8.0
+"""Samples of each side in a process: at least, at most, and for how long more are taken."""
+
+
+def main(asked: str, out: str) -> int:
+    """Return 2 with a sentence where the program cannot be compared."""
+    order = Order.model_validate_json(asked)
+    with contextlib.redirect_stdout(sys.stderr):
+        calls = calls_of(Path(order.script), order.arguments)
+        try:
+            sides = Sides(calls, Path(order.run), order.compiled)
+        except NoPlace as error:
+            print(error, file=sys.stderr)
+            return 2
+        errors = stage_errors(sides) if order.errors else []
+        taken, fallbacks = sides.counts()
+        times = Times(
+            samples={name: tuple(found) for name, found in sides.samples().items()},
+            calls=len(calls),
+            backward=any(call.backward for call in calls),
+            on_device=any(call.is_on_device for call in calls),
+            threads=torch.get_num_threads(),
+            errors=tuple(errors),
+            taken=taken,
+            fallbacks=fallbacks,
+            notes=tuple(sides.notes),
+        )
+    Path(out).write_text(times.model_dump_json(), encoding="utf-8")
+    return 0
 
 
 class KeptCall:
@@ -37,7 +70,6 @@ class KeptCall:
 
     def __init__(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.root = root
-        self.count = 1
         self.backward = False
         """Whether gradients flowed back through it."""
         self.arguments = pytree.tree_map(_own, (args, kwargs))
@@ -51,13 +83,18 @@ class KeptCall:
     ) -> tuple[Any, list[torch.Tensor | None]]:
         """Make the call again, with `run` in the root's place; its outputs, and the weights' gradients if any flowed.
 
-        What it draws is the same each time, unless it is not `seeded` here (which takes as long as a few operators).
-        Gradients come from ones in place of what the program's loss would send.
+        Its draws are the same each time, unless it is not `seeded` here (which takes as long as a few operators).
+        Gradients come from ones in place of the program's loss.
         """
         args, kwargs = arguments or self.arguments
         if seeded:
             torch.manual_seed(SEED)
-        with self._switches():
+        with contextlib.ExitStack() as switches:
+            switches.enter_context(torch.set_grad_enabled(self._gradients))
+            if self._inference:
+                switches.enter_context(torch.inference_mode())
+            for kind, dtype in self._autocast.items():
+                switches.enter_context(torch.autocast(kind, dtype=dtype))
             outputs = run(*args, **kwargs)
             if not self.backward:
                 return outputs, []
@@ -67,29 +104,21 @@ class KeptCall:
 
     @property
     def is_on_device(self) -> bool:
-        leaves = (*self.root.parameters(), *pytree.tree_leaves(self.arguments))
-        return any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves)
+        return any(tensor.is_cuda for tensor in self._tensors())
 
     def forget_gradients(self) -> None:
-        for leaf in (*self.root.parameters(), *pytree.tree_leaves(self.arguments)):
-            if isinstance(leaf, torch.Tensor):
-                leaf.grad = None
+        for tensor in self._tensors():
+            tensor.grad = None
 
-    @contextlib.contextmanager
-    def _switches(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(self._gradients))
-            if self._inference:
-                stack.enter_context(torch.inference_mode())
-            for kind, dtype in self._autocast.items():
-                stack.enter_context(torch.autocast(kind, dtype=dtype))
-            yield
+    def _tensors(self) -> list[torch.Tensor]:
+        leaves = (*self.root.parameters(), *pytree.tree_leaves(self.arguments))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def calls_of(script: Path, arguments: Sequence[str]) -> list[KeptCall]:
-    """Run the script as a program of its own; the calls of its outermost modules, one of each kind.
+    """Run the script as a program of its own, and keep a call of each kind of its outermost modules.
 
-    It stays this process's `__main__`: torch.compile looks up there what the script's functions name.
+    It stays this process's `__main__`: torch.compile looks up names of the script's functions there.
     """
     kept: dict[Any, KeptCall] = {}
     before = sys.argv, sys.path[:]
@@ -134,13 +163,9 @@ def _kept_in(kept: dict[Any, KeptCall]) -> Iterator[None]:
 def _noted(kept: dict[Any, KeptCall], module: nn.Module, args: Any, kwargs: Any) -> KeptCall | None:
     leaves, structure = pytree.tree_flatten((args, kwargs))
     key = id(module), str(structure), tuple(map(_kind, leaves)), module.training, torch.is_grad_enabled()
-    if key in kept:
-        kept[key].count += 1
-        return kept[key]
-    if len(kept) == MOST_CALLS:
-        return None
-    kept[key] = KeptCall(module, args, kwargs)
-    return kept[key]
+    if key not in kept and len(kept) < MOST_CALLS:
+        kept[key] = KeptCall(module, args, kwargs)
+    return kept.get(key)
 
 
 def _kind(leaf: Any) -> Any:
@@ -150,24 +175,19 @@ def _kind(leaf: Any) -> Any:
 
 
 def _flowing(outputs: Any) -> list[torch.Tensor]:
-    """Those that gradients can come back through."""
+    """Select those that gradients can come back through."""
     return [one for one in pytree.tree_leaves(outputs) if isinstance(one, torch.Tensor) and one.requires_grad]
 
 
 def _own(leaf: Any) -> Any:
-    """A copy of a tensor, which the program may write into later; one with gaps or overlaps stays, for its layout."""
+    """Copy a tensor, which the program may write into later; one with gaps or overlaps stays, for its layout."""
     if not isinstance(leaf, torch.Tensor) or not torch.ops.aten.is_non_overlapping_and_dense(leaf):
         return leaf
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
 
-WARM_UP = 3
-PAIRS, MOST_PAIRS, BUDGET_S = 4, 20, 8.0
-"""Samples of each side in a process: at least, at most, and for how long more are taken."""
-
-
 class Sides:
-    """The program's calls, made in one of several ways: by the modules' own code, by kernels, compiled."""
+    """The program's calls on each side: by the modules' own code, by kernels, compiled."""
 
     def __init__(self, calls: Sequence[KeptCall], run: Path, compiled: Sequence[str]) -> None:
         """Put the run's kernels into every root that has a place for one. `NoPlace` where none has."""
@@ -195,9 +215,9 @@ class Sides:
         return [KERNELS, AS_SHIPPED, *self._compiled, *alone, PLACEBO]
 
     def switch(self, parts: Sequence[str]) -> None:
-        """Let the kernels of these parts stand in, and no others."""
+        """Enable the kernels of these parts, and no others."""
         for kernel in self.kernels:
-            kernel.stand(kernel.part in parts)
+            kernel.enable(kernel.part in parts)
 
     def made(self, name: str) -> Callable[[], list[Any]]:
         alone = [name.removeprefix(ALONE)] if name.startswith(ALONE) else []
@@ -213,7 +233,7 @@ class Sides:
         return timed(run)[1]
 
     def counts(self) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
-        """By place, how often a kernel and how often the module's own code is taken in one sample, with all kernels."""
+        """Count by place how often the kernel, and the module's own code by reason, is taken in one sample."""
         for kernel in self.kernels:
             kernel.taken = 0
             kernel.fallbacks.clear()
@@ -222,7 +242,7 @@ class Sides:
         return taken, {kernel.name: dict(kernel.fallbacks) for kernel in self.kernels if kernel.fallbacks}
 
     def samples(self) -> dict[str, list[float]]:
-        """By side, its times in ms; sample i of all sides within the same moments. The placebo is eager once more."""
+        """Time all sides: by side in ms, sample i of all within the same moments. The placebo is eager once more."""
         found: dict[str, list[float]] = {name: [] for name in self.names}
         for name in self.names:
             for _ in range(WARM_UP):
@@ -232,10 +252,10 @@ class Sides:
         try:
             start = time.monotonic()
             while len(found[KERNELS]) < MOST_PAIRS:
-                turn = len(found[KERNELS])
-                if turn >= PAIRS and turn % PAIRS == 0 and time.monotonic() - start > BUDGET_S:
+                count = len(found[KERNELS])
+                if count >= PAIRS and count % PAIRS == 0 and time.monotonic() - start > BUDGET_S:
                     break
-                for name in self.names[::-1] if turn % PAIRS in BACKWARDS else self.names:
+                for name in self.names[::-1] if count % PAIRS in BACKWARDS else self.names:
                     found[name].append(self.sample_ms(name))
         finally:
             gc.enable()
@@ -253,12 +273,22 @@ class Sides:
 
 
 def stage_errors(sides: Sides) -> list[StageError]:
-    """Of each place on the inputs that it has in the program, and then of the whole, gradients included."""
+    """Measure each place on its inputs in the program, and then the whole, gradients included."""
     found = []
     for kernel in sides.kernels:
-        inputs = _inputs_of(sides, kernel)
-        if inputs is not None:
-            found.append(_stage(sides, kernel, inputs))
+        sides.switch(())
+        given = _inputs_of(sides, kernel)
+        if given is None:
+            continue
+        args, kwargs = given
+        results = []
+        with torch.no_grad():
+            for parts in ((), sides.parts):
+                sides.switch(parts)
+                torch.manual_seed(SEED)
+                results.append(kernel.module(*args, **kwargs))
+            sides.switch(())
+            found.append(_error(kernel.name, results[1], results[0], _exact(kernel.module, given)))
     sides.switch(())
     own = [_made(call) for call in sides.calls]
     exact = [_exact(call.root, call.arguments, call) for call in sides.calls]
@@ -269,28 +299,15 @@ def stage_errors(sides: Sides) -> list[StageError]:
 
 
 def _inputs_of(sides: Sides, kernel: Replacement) -> Any:
-    """What the place is given in the first call that comes there; None where none does."""
-    sides.switch(())
-    met: list[Any] = []
-    hook = kernel.module.register_forward_pre_hook(lambda _, *given: met.append(given), with_kwargs=True)
+    """The inputs of the first call of a place; None where no call comes there."""
+    seen: list[Any] = []
+    hook = kernel.module.register_forward_pre_hook(lambda _, *given: seen.append(given), with_kwargs=True)
     try:
         for call in sides.calls:
             _made(call)
     finally:
         hook.remove()
-    return _detached(met[0]) if met else None
-
-
-def _stage(sides: Sides, kernel: Replacement, inputs: Any) -> StageError:
-    args, kwargs = inputs
-    results = []
-    with torch.no_grad():
-        for parts in ((), sides.parts):
-            sides.switch(parts)
-            torch.manual_seed(SEED)
-            results.append(kernel.module(*args, **kwargs))
-        sides.switch(())
-        return _error(kernel.name, results[1], results[0], _exact(kernel.module, inputs))
+    return _detached(seen[0]) if seen else None
 
 
 def _made(call: KeptCall) -> Any:
@@ -299,7 +316,7 @@ def _made(call: KeptCall) -> Any:
 
 
 def _exact(module: nn.Module, inputs: Any, call: KeptCall | None = None) -> Any:
-    """What a copy of the module in float64 gives, in a call of the program or by itself; None where it can not be."""
+    """Compute with a copy of the module in float64, in a call of the program or by itself; None where that fails."""
     args, kwargs = pytree.tree_map(_doubled, inputs)
     try:
         twin = copy.deepcopy(module).double()
@@ -323,8 +340,8 @@ def _error(place: str, got: Any, own: Any, exact: Any) -> StageError:
             error, rounding, want = measure(result, other, truth)
             scale = want.largest or 1.0
             off, usual = max(off, error.largest / scale), max(usual, rounding.largest / scale)
-    said = wrong.reason if wrong else ""
-    return StageError(place=place, own=usual, kernel=off, wrong=said, exact=exact is not None)
+    refused = wrong.reason if wrong else ""
+    return StageError(place=place, own=usual, kernel=off, wrong=refused, exact=exact is not None)
 
 
 def _values(tree: Any) -> Values:
