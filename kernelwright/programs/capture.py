@@ -4,6 +4,7 @@ import json
 import os
 import struct
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,9 +15,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from kernelwright.problems.record.problem import ProblemError
-from kernelwright.programs.cutting import Cutting, alike, counted_steps, cut, times_of, total_ms, typical_ms
+from kernelwright.programs.cutting import cut
 from kernelwright.programs.record import CAPTURE, PROBLEMS, CapturedProgram, ModuleSeen, OperatorSeen, write_record
-from kernelwright.programs.watching import CallWatch
+from kernelwright.programs.watching import CallWatch, SeenStep, alike, counted_steps, times_of, total_ms, typical_ms
 from kernelwright.sandbox.machine.identity import device_name, versions
 
 VALUES = "values.safetensors"
@@ -25,43 +26,6 @@ NAMES = {
     "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
 """The format's words for dtypes; tensors of others are left out."""
-
-
-def write_values(watch: CallWatch, folder: Path) -> str:
-    """Write `weights/ROOT/NAME` and `inputs/CLASS/NUMBER/LEAF`; the file's name within the folder.
-
-    The format: eight bytes with the length of a JSON header, the header, then all bytes one after the other.
-    """
-    tensors = {name: tensor for name, tensor in _tensors(watch) if _dtype(tensor) in NAMES}
-    header, at = {}, 0
-    for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": NAMES[_dtype(tensor)], "shape": list(tensor.shape), "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with (folder / VALUES).open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for tensor in tensors.values():
-            plain = tensor.detach().cpu().contiguous().reshape(-1)
-            if plain.numel():
-                file.write(plain.view(torch.uint8).numpy().tobytes())
-    return VALUES
-
-
-def _tensors(watch: CallWatch) -> Iterator[tuple[str, torch.Tensor]]:
-    for root, module in watch.roots():
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            yield f"weights/{root}/{name}", tensor
-    for number, kind in enumerate(watch.kinds.values()):
-        for leaf, tensor in kind.kept.items():
-            yield f"inputs/{type(kind.module).__name__}/{number}/{leaf}", tensor
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 STEPS = 3
 """Profiled steps, the first of several not counted: it pays for what is done once."""
 MOST_LISTED = 30
@@ -78,7 +42,7 @@ class Wishes(NamedTuple):
 
 
 _script: list[tuple[Wishes, CallWatch]] = []
-"""The script that is being captured, so that `capturing` in it takes the place of watching all of it."""
+"""The script that is being captured, so that `capturing` in it replaces watching all of it."""
 
 
 def capture(
@@ -88,7 +52,7 @@ def capture(
 
     A module in training mode is differentiated too, from ones; its gradients are as before afterwards, its buffers and
     the random state are not. A function is called as it is, so it may be a whole training step. `options` are the
-    call's own keyword arguments; `with_values=True` keeps weights and inputs beside the capture.
+    call's own keyword arguments; `with_values=True` keeps weights and inputs next to the capture.
     """
     with_values = bool(options.pop("with_values", False))
     name = getattr(model, "__name__", type(model).__name__)
@@ -124,7 +88,7 @@ def capturing(out: Path | str | None = None, steps: int = STEPS, with_values: bo
 
 @contextmanager
 def capturing_script(wishes: Wishes) -> Iterator[None]:
-    """CallWatch all of a script, unless it says itself what is to be watched."""
+    """Watch all of a script, unless it names itself the calls to be watched."""
     watch = CallWatch(wishes.steps, wishes.tell, wishes.with_values)
     with watch:
         _script.append((wishes, watch))
@@ -151,21 +115,17 @@ def write_capture(watch: CallWatch, wishes: Wishes) -> CapturedProgram:
     wishes.out.mkdir(parents=True, exist_ok=True)
     cutting.write(wishes.out / PROBLEMS)
     values = write_values(watch, wishes.out) if wishes.with_values else None
-    record = _record(watch, wishes, cutting).model_copy(update={"values": values})
-    write_record(wishes.out, record)
-    return record
-
-
-def _record(watch: CallWatch, wishes: Wishes, cutting: Cutting) -> CapturedProgram:
-    steps = counted_steps(watch)
-    found: dict[str, list[tuple[int, float]]] = {}
+    steps = counted_steps(watch.steps)
+    seen: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for step in steps:
-        for name, seen in step.times.operators.items():
-            found.setdefault(name, []).append(seen)
-    operators = [(name, sum(calls for calls, _ in seen), typical_ms(seen)) for name, seen in found.items()]
-    listed = sorted(operators, key=lambda one: -one[2])[:MOST_LISTED]
+        for name, calls_and_ms in step.times.operators.items():
+            seen[name].append(calls_and_ms)
+    operators = [
+        OperatorSeen(name=name, calls=sum(calls for calls, _ in each), ms=typical_ms(each))
+        for name, each in seen.items()
+    ]
     is_gpu = any("cuda" in seen.device for kind in watch.kinds.values() for seen in kind.tensors)
-    return CapturedProgram(
+    record = CapturedProgram(
         program=wishes.program,
         device=device_name("cuda" if is_gpu else "cpu"),
         is_gpu=is_gpu,
@@ -174,44 +134,75 @@ def _record(watch: CallWatch, wishes: Wishes, cutting: Cutting) -> CapturedProgr
         steps=len(steps),
         steps_seen=watch.steps_seen,
         program_ms=total_ms(steps),
-        modules=_modules(watch),
-        operators=tuple(OperatorSeen(name=name, calls=calls, ms=ms) for name, calls, ms in listed),
+        modules=tuple(_modules(watch, steps)),
+        operators=tuple(sorted(operators, key=lambda one: -one.ms)[:MOST_LISTED]),
         parts=tuple(cutting.parts),
         uncut=tuple(cutting.uncut),
         notes=tuple(notes_of(watch)),
+        values=values,
     )
+    write_record(wishes.out, record)
+    return record
 
 
-def _modules(watch: CallWatch) -> tuple[ModuleSeen, ...]:
-    found = []
-    for number, times in times_of(counted_steps(watch)).items():
+def _modules(watch: CallWatch, steps: list[SeenStep]) -> Iterator[ModuleSeen]:
+    for number, times in times_of(steps).items():
         place = watch.places[number]
         kind = watch.kinds[place.kind]
-        found.append(
-            ModuleSeen(
-                name=place.name,
-                root=place.root,
-                class_name=kind.class_name,
-                inputs=tuple(kind.tensors),
-                training=kind.training,
-                calls=times.calls,
-                forward_ms=times.forward_ms,
-                backward_ms=times.backward_ms,
-                operators=times.operators,
-            )
+        yield ModuleSeen(
+            name=place.name,
+            root=place.root,
+            class_name=kind.class_name,
+            inputs=tuple(kind.tensors),
+            training=kind.training,
+            calls=times.calls,
+            forward_ms=times.forward_ms,
+            backward_ms=times.backward_ms,
+            operators=times.operators,
         )
-    return tuple(found)
+
+
+def write_values(watch: CallWatch, folder: Path) -> str:
+    """Write `weights/ROOT/NAME` and `inputs/CLASS/NUMBER/LEAF`; the file's name within the folder.
+
+    The format: eight bytes with the length of a JSON header, the header, then all bytes in that order.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for root, module in watch.roots():
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            found[f"weights/{root}/{name}"] = tensor
+    for number, kind in enumerate(watch.kinds.values()):
+        for leaf, tensor in kind.kept.items():
+            found[f"inputs/{type(kind.module).__name__}/{number}/{leaf}"] = tensor
+    tensors = {name: tensor for name, tensor in found.items() if str(tensor.dtype)[6:] in NAMES}
+    header, at = {}, 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        dtype, shape = NAMES[str(tensor.dtype)[6:]], list(tensor.shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (folder / VALUES).open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for tensor in tensors.values():
+            plain = tensor.detach().cpu().contiguous().reshape(-1)
+            if plain.numel():
+                file.write(plain.view(torch.uint8).numpy().tobytes())
+    return VALUES
 
 
 def notes_of(watch: CallWatch) -> Iterator[str]:
     if len(watch.steps) == 1:
         yield "only one step was seen, so its time holds what is done once; capture two or more for better figures"
     low, high = max(
-        ((min(ms), max(ms)) for ms in alike(counted_steps(watch))), key=lambda ends: ends[1] / max(ends[0], 1e-9)
+        ((min(ms), max(ms)) for ms in alike(counted_steps(watch.steps))), key=lambda ends: ends[1] / max(ends[0], 1e-9)
     )
     if high > MUCH_LONGER * low:
-        told = f"steps that do the same took {low:.3g} to {high:.3g} ms, so shares are rough"
-        yield f"{told}; capture again on an idle machine, with more --steps"
+        yield (
+            f"steps that do the same took {low:.3g} to {high:.3g} ms, so shares are rough; "
+            "capture again on an idle machine, with more --steps"
+        )
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         yield "the program is distributed: this is one process of it, and what it waits for others is in its time"
     if watch.compiled:

@@ -1,11 +1,11 @@
 """A module's call as a graph of torch's operators: exported, and put into a form in which parts can be cut out."""
 
 import hashlib
+import logging
 import operator
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,13 +24,19 @@ VIEWS = words(
     "expand_as select slice narrow split split_with_sizes chunk unbind getitem detach alias contiguous "
     "view_as movedim swapaxes unfold diagonal sym_size lift_fresh_copy"
 )
-"""What computes nothing: at most it copies."""
-DROPPED = frozenset(("_assert_tensor_metadata", "lift_fresh_copy", "alias", "_assert_scalar", "sym_constrain_range"))
-"""Checks, and what hands its argument on."""
+"""Operators that compute nothing: at most they copy."""
+CHECKS = frozenset(("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range"))
+PASSING_ON = frozenset(("lift_fresh_copy", "alias"))
+"""Operators that give their argument."""
+PRODUCTS = words(
+    "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d mm matmul bmm addmm "
+    "baddbmm scaled_dot_product_attention embedding einsum"
+)
+MOST_OUTPUTS = 4
 
 
 class CannotCut(Exception):
-    """A module whose call is no graph that stands alone; the message is a clause for the user."""
+    """The call of a module is not a graph of its own; the message is a clause for the user."""
 
 
 @dataclass
@@ -47,14 +53,14 @@ class CallGraph:
     constants: dict[str, torch.Tensor]
     """By placeholder, tensors that were made in `forward` out of Python's numbers."""
     results: list[fx.Node | None]
-    """The leaves of the result; None for what is None."""
+    """The leaves of the result; None for those that are None."""
     written: set[str] = field(default_factory=set)
     """Placeholders of buffers that a call changes."""
     changes_input: bool = False
 
     @property
     def digest(self) -> str:
-        """Of the operators with all their arguments and the shapes of what they give, whatever the weights are."""
+        """Of the operators with all their arguments and the shapes of their results, whatever the weights are."""
 
         def line(node: fx.Node) -> str:
             made = value_of(node)
@@ -66,32 +72,23 @@ class CallGraph:
 
 
 def export_call(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallGraph:
-    """The graph of `module(*args, **kwargs)` in the module's mode. `CannotCut` where torch.export finds none."""
+    """Export the graph of `module(*args, **kwargs)` in the module's mode. `CannotCut` where torch finds none."""
     for leaf in pytree.tree_leaves((args, kwargs)):
         if not isinstance(leaf, torch.Tensor | bool | int | float | str | torch.dtype | torch.device | None):
             raise CannotCut(f"it takes a {type(leaf).__name__}, which no problem can be given")
+    logged = logging.root.manager.disable
+    logging.disable(logging.ERROR)  # torch's log about an export that fails: it is reported in a sentence of ours
     try:
-        with warnings.catch_warnings(), _quiet():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
-    except Exception as error:  # torch.export raises whatever it meets on the way
+    except Exception as error:  # torch.export raises any exception of the code that it runs
         raise CannotCut(_why_not(error)) from None
+    finally:
+        logging.disable(logged)
     graph = _read(program)
     _normalise(graph)
     return graph
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """What torch logs about an export that fails is told in a sentence of ours."""
-    import logging
-
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _why_not(error: Exception) -> str:
@@ -137,11 +134,11 @@ def _read(program: torch.export.ExportedProgram) -> CallGraph:
 
 
 def _normalise(graph: CallGraph) -> None:
-    """Take out what does nothing, and writing in place but into buffers."""
+    """Take out operators that do nothing, and writing in place but into buffers."""
     for node in list(graph.nodes):
         name = op_name(node)
-        if name in DROPPED or (name == "dropout" and not is_random(node)):
-            if name not in ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range"):
+        if name in CHECKS | PASSING_ON or (name == "dropout" and not is_random(node)):
+            if name not in CHECKS:
                 node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
             graph.program.graph.erase_node(node)
             graph.nodes.remove(node)
@@ -154,13 +151,15 @@ def _normalise(graph: CallGraph) -> None:
 
 
 def _without_writing(graph: CallGraph, node: fx.Node) -> None:
-    """`relu_(x)` as `relu(x)`, with what uses x later using that."""
+    """Turn `relu_(x)` into `relu(x)`, which later users of x take in its place."""
     changed = node.args[0]
     assert isinstance(changed, fx.Node), "an operator that writes in place is given a tensor"
     if changed.name in graph.state:
         graph.written.add(changed.name)
         return
-    if _is_view(changed) or any(_is_view(user) and user < node for user in changed.users):
+    views = VIEWS - {"contiguous", "reshape"}
+    around = (changed, *(user for user in changed.users if user < node))
+    if any(one.op == "call_function" and op_name(one) in views for one in around):
         raise CannotCut(f"its forward writes into a part of a tensor in place ({op_name(node)})")
     packet = getattr(torch.ops.aten, op_name(node).removesuffix("_"), None)
     overload = getattr(packet, str(node.target).rpartition(".")[2], None)
@@ -169,10 +168,6 @@ def _without_writing(graph: CallGraph, node: fx.Node) -> None:
     graph.changes_input |= changed.name in graph.inputs
     node.target = overload
     changed.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node and node < user)
-
-
-def _is_view(node: fx.Node) -> bool:
-    return node.op == "call_function" and op_name(node) in VIEWS - {"contiguous", "reshape"}
 
 
 def op_name(node: fx.Node) -> str:
@@ -210,7 +205,7 @@ def computes(node: fx.Node) -> bool:
 
 
 def owner(node: fx.Node) -> str:
-    """The qualified name of the module in whose own `forward` it stands, within the exported one."""
+    """The qualified name of the module whose own `forward` has it, within the exported one."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return re.sub(r"@\d+", "", str(stack[-1][0])) if stack else ""
 
@@ -222,26 +217,23 @@ def child_call(node: fx.Node) -> str:
 
 
 def value_of(node: fx.Node) -> torch.Tensor | None:
-    """The fake tensor that stands for its value: shape, dtype and strides; None for what is no tensor."""
+    """The fake tensor of its value: shape, dtype and strides; None where it is not a tensor."""
     value = node.meta.get("val")
     return value if isinstance(value, torch.Tensor) else None
 
 
-PRODUCTS = words(
-    "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d mm matmul bmm addmm "
-    "baddbmm scaled_dot_product_attention embedding einsum"
-)
-MOST_OUTPUTS = 4
-
-
 def runs(graph: CallGraph, most_operators: int) -> list[list[fx.Node]]:
-    """The runs of a graph, each with two to `most_operators` operators that compute.
+    """Find the runs of a graph, each with two to `most_operators` operators that compute.
 
-    What lies within one child is found where that one is looked at by itself.
+    Runs within one child are found where that one is looked at by itself.
     """
     found: dict[tuple[str, ...], list[fx.Node]] = {}
     everything = sum(computes(node) for node in graph.nodes)
-    for sequence in _sequences(graph):
+    sequences = []
+    for stretch in _split(graph.nodes, lambda node: not is_plain(node), keep=False):
+        sequences += _split(stretch, lambda node: op_name(node) in PRODUCTS, keep=True)
+        sequences += _split(stretch, lambda node: _has_weights(graph, node), keep=False)
+    for sequence in sequences:
         places = [index for index, node in enumerate(sequence) if computes(node)]
         run, count = (sequence[places[0] : places[-1] + 1], len(places)) if places else ([], 0)
         fits = 2 <= count <= most_operators and count < everything
@@ -250,14 +242,8 @@ def runs(graph: CallGraph, most_operators: int) -> list[list[fx.Node]]:
     return list(found.values())
 
 
-def _sequences(graph: CallGraph) -> Iterator[list[fx.Node]]:
-    for stretch in _split(graph.nodes, lambda node: not is_plain(node), keep=False):
-        yield from _split(stretch, lambda node: op_name(node) in PRODUCTS, keep=True)
-        yield from _split(stretch, lambda node: _has_weights(graph, node), keep=False)
-
-
 def _split(nodes: Sequence[fx.Node], is_border: Callable[[fx.Node], bool], keep: bool) -> Iterator[list[fx.Node]]:
-    """The nodes between borders; each border with what follows it where it is to be kept."""
+    """The nodes between borders; each border with its followers where it is to be kept."""
     current: list[fx.Node] = []
     for node in nodes:
         if is_border(node):
@@ -280,11 +266,10 @@ def _keeps_children_whole(graph: CallGraph, run: Sequence[fx.Node]) -> bool:
 
 
 def _has_ends(graph: CallGraph, run: Sequence[fx.Node]) -> bool:
-    """Whether what goes in and comes out are tensors, and not too many."""
+    """Whether inputs and outputs are tensors, and not too many."""
     given, made = inputs_of(graph, run), outputs_of(graph, run)
-    return (
-        1 <= len(made) <= MOST_OUTPUTS and bool(given) and all(value_of(node) is not None for node in (*given, *made))
-    )
+    are_tensors = all(value_of(node) is not None for node in (*given, *made))
+    return 1 <= len(made) <= MOST_OUTPUTS and bool(given) and are_tensors
 
 
 def inputs_of(graph: CallGraph, run: Sequence[fx.Node]) -> list[fx.Node]:
@@ -295,7 +280,7 @@ def inputs_of(graph: CallGraph, run: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def of_weights(graph: CallGraph, run: Sequence[fx.Node]) -> list[fx.Node]:
-    """Views of weights alone that the run uses and that stand before it: its problem makes them anew."""
+    """Views of weights alone before the run that it uses: its problem makes them again."""
     own, views = set(graph.state) | set(graph.constants), set()
     for node in graph.nodes:
         given = node.all_input_nodes

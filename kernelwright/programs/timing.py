@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from kernelwright.problems import Tolerance
 from kernelwright.programs.apply import apply
 from kernelwright.programs.compare import ALONE, KERNELS, Order, StageError, Times
-from kernelwright.programs.drafts import timed
 from kernelwright.programs.guarded import NoPlace, Replacement, replacements
+from kernelwright.programs.watching import timed
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch
 from kernelwright.sandbox.correctness.distance import measure
 from kernelwright.sandbox.tensors.values import RawTensor, Values

@@ -1,15 +1,16 @@
-"""Every call of a module in this process, watched: what it is given, and under which name torch's profiler sees it.
+"""Every call of a module in this process, watched: its inputs, and the times that torch's profiler sees under its name.
 
 `nn.Module.__call__` is replaced while a program is watched. Hooks would not do: with them torch takes other ways, such
 as that of `nn.TransformerEncoderLayer`. A module whose `forward` is called by its own name is not seen.
 """
 
+import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
@@ -17,16 +18,19 @@ from torch.autograd import Function
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils import _pytree as pytree
 
-from kernelwright.programs.record import TensorSeen, ValuesSeen
+from kernelwright.programs.record import TensorSeen
+from kernelwright.programs.values import layout, look
 
 LEAST_BUSY = 0.25
-"""Of a step's time under the profiler, which makes launching two or three times as dear as it is."""
+"""Of a step's time under the profiler, which makes launching two or three times as expensive as it is."""
 BACKWARD = "autograd::engine::evaluate_function: "
+CALL, LOOK = "kernelwright call ", "kernelwright looks"
+"""Names of ranges in a profile; the number of the place follows the first."""
 
 
 @dataclass
 class PlaceTimes:
-    """Of all calls in one place, with what is called from there."""
+    """Of all calls in one place, with everything that is called from there."""
 
     calls: int = 0
     forward_ms: float = 0.0
@@ -49,76 +53,84 @@ class StepTimes:
         return sum(self.places[place].forward_ms + self.places[place].backward_ms for place in self.outermost)
 
 
+@dataclass
+class SeenStep:
+    """One call of an outermost module with everything that follows it until the next."""
+
+    wall_ms: float
+    times: StepTimes
+
+    @property
+    def ms(self) -> float:
+        return max(self.wall_ms, self.times.ms)
+
+
 def read_step(events: Iterable[Any], call: str, look: str) -> StepTimes:
-    """The times in a profile, where ranges of calls begin with `call`, and what `look` names does not count."""
-    # A range stands there twice, the second time as what a GPU did meanwhile.
+    """Read the times in a profile: ranges of calls begin with `call`, and those named `look` do not count.
+
+    On a processor the time is that of the call, on a GPU that of the kernels that it started. Where a GPU mostly waits
+    for work, it is that of the call too.
+    """
+    # A range is there twice, the second time as the GPU's work meanwhile.
     events = [event for event in events if event.device_type == DeviceType.CPU]
     busy_us = sum(event.self_device_time_total for event in events)
     starts, ends = ([getattr(event.time_range, end) for event in events] for end in ("start", "end"))
-    clock = _Clock(busy_us > LEAST_BUSY * (max(ends, default=0.0) - min(starts, default=0.0)))
+    is_device_time = busy_us > LEAST_BUSY * (max(ends, default=0.0) - min(starts, default=0.0))
+
+    def ms_of(event: Any) -> float:
+        return float(event.device_time_total if is_device_time else event.time_range.elapsed_us()) / 1e3
+
+    def place_of(event: Any) -> int | None:
+        return int(event.name.removeprefix(call)) if event.name.startswith(call) else None
+
     places: dict[int, PlaceTimes] = defaultdict(PlaceTimes)
-    enclosing = {id(event): _enclosing(event, call, look) for event in events}  # numbers of two sorts are in `event.id`
     custom = _custom_functions()
     outermost: set[int] = set()
     by_sequence: dict[int, list[int]] = {}
     operators: dict[str, tuple[int, float]] = {}
     for event in sorted(events, key=lambda event: event.time_range.start):
-        inside = enclosing[id(event)]
-        if inside is None:
+        around = list(_parents(event))
+        if event.name == look or any(one.name == look for one in around):
             continue
-        if event.name.startswith(call):
-            times = places[int(event.name.removeprefix(call))]
-            times.calls += 1
-            times.forward_ms += clock.ms(event)
-            if not inside:
-                outermost.add(int(event.name.removeprefix(call)))
+        inside = [place for one in around if (place := place_of(one)) is not None]
+        if (place := place_of(event)) is not None:
+            places[place].calls += 1
+            places[place].forward_ms += ms_of(event)
+            outermost |= set() if inside else {place}
             continue
         if event.name.startswith("aten::"):
             calls, ms = operators.get(event.name, (0, 0.0))
-            operators[event.name] = calls + 1, ms + clock.own_ms(event)
+            own_us = event.self_device_time_total if is_device_time else event.self_cpu_time_total
+            operators[event.name] = calls + 1, ms + float(own_us) / 1e3
         if event.sequence_nr >= 0 and not event.fwd_thread:
             by_sequence[event.sequence_nr] = inside  # the last of them is the one with a backward
-        if event.cpu_parent is not None and event.cpu_parent.name.startswith(call):  # called from Python
+        if event.cpu_parent is not None and place_of(event.cpu_parent) is not None:  # called from Python
             for place in set(inside):
                 places[place].operators += 1
                 places[place].custom |= {event.name} & custom
     for event in events:
-        one = event.cpu_parent if event.name == look else None
-        while one is not None:  # a look takes time in all calls around it
-            if one.name.startswith(call):
-                places[int(one.name.removeprefix(call))].forward_ms -= clock.ms(event)
-            one = one.cpu_parent
-    for event in events:
+        for one in _parents(event) if event.name == look else ():  # a look takes time in all calls around it
+            if (place := place_of(one)) is not None:
+                places[place].forward_ms -= ms_of(event)
         if event.name.startswith(BACKWARD) and event.sequence_nr in by_sequence:
             for place in set(by_sequence[event.sequence_nr]):
-                places[place].backward_ms += clock.ms(event)
+                places[place].backward_ms += ms_of(event)
     return StepTimes(dict(places), operators, frozenset(outermost))
 
 
-def _enclosing(event: Any, call: str, look: str) -> list[int] | None:
-    found, one = [], event
-    while one is not None:
-        if one.name == look:
-            return None
-        if one.name.startswith(call) and one is not event:
-            found.append(int(one.name.removeprefix(call)))
-        one = one.cpu_parent
-    return found
+def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """The result of a call, and its time in ms, with everything that it started on a GPU."""
+    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    synchronize()
+    began = time.perf_counter()
+    result = call()
+    synchronize()
+    return result, 1e3 * (time.perf_counter() - began)
 
 
-class _Clock(NamedTuple):
-    """Where the time of a step goes: on a processor that of the call, on a GPU that of the kernels that it started.
-
-    Where a GPU mostly waits to be told what to do, the time is that of the calls, as on a processor.
-    """
-
-    on_device: bool
-
-    def ms(self, event: Any) -> float:
-        return float(event.device_time_total if self.on_device else event.time_range.elapsed_us()) / 1e3
-
-    def own_ms(self, event: Any) -> float:
-        return float(event.self_device_time_total if self.on_device else event.self_cpu_time_total) / 1e3
+def _parents(event: Any) -> Iterator[Any]:
+    while (event := event.cpu_parent) is not None:
+        yield event
 
 
 def _custom_functions() -> set[str]:
@@ -130,90 +142,55 @@ def _custom_functions() -> set[str]:
     return found
 
 
-MANY_ZEROS = 0.05
-"""The share of zeros from which values that are never negative are taken for the output of a ReLU."""
-MASKED = -1e4
-"""What is as low as this, beside one other value, is a mask that is added to scores."""
+def counted_steps(steps: list[SeenStep]) -> list[SeenStep]:
+    """The steps whose times count: the first pays for one-time work, and is left out where another follows."""
+    return steps[1:] if len(steps) > 1 and set(steps[0].times.places) <= set(steps[-1].times.places) else steps
 
 
-def layout(tensor: torch.Tensor) -> TensorSeen:
-    return TensorSeen(
-        shape=tuple(tensor.shape),
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        stride=tuple(tensor.stride()),
-        device=str(tensor.device),
-        requires_grad=tensor.requires_grad,
-    )
+def typical_ms(seen: Sequence[tuple[int, float]]) -> float:
+    """Of all calls: the median over the steps of the ms a call, times the calls. `seen`: calls and ms of each step."""
+    return sum(calls for calls, _ in seen) * statistics.median(ms / max(1, calls) for calls, ms in seen)
 
 
-@torch.no_grad()
-def look(tensor: torch.Tensor) -> TensorSeen:
-    seen = layout(tensor)
-    if not tensor.numel() or tensor.is_complex():
-        return seen
-    return seen.model_copy(update={"values": values_of(tensor.detach())})
+def times_of(steps: Iterable[SeenStep]) -> dict[int, PlaceTimes]:
+    """By place, its calls in all steps, with `typical_ms`."""
+    by_place: dict[int, list[PlaceTimes]] = defaultdict(list)
+    for step in steps:
+        for place, times in step.times.places.items():
+            by_place[place].append(times)
+    return {
+        place: PlaceTimes(
+            calls=sum(one.calls for one in found),
+            forward_ms=typical_ms([(one.calls, max(0.0, one.forward_ms)) for one in found]),
+            backward_ms=typical_ms([(one.calls, one.backward_ms) for one in found]),
+            operators=max(one.operators // max(1, one.calls) for one in found),
+            custom={name for one in found for name in one.custom},
+        )
+        for place, found in by_place.items()
+    }
 
 
-def values_of(tensor: torch.Tensor) -> ValuesSeen:
-    """Which of the ways to draw gives values like these. NaN counts as if it were not there."""
-    if tensor.dtype == torch.bool:
-        return _two_values(tensor.to(torch.uint8), 0.0, 1.0)
-    plain = tensor.double() if tensor.is_floating_point() else tensor
-    infinite = bool(tensor.is_floating_point() and torch.isneginf(plain).any())
-    finite = plain[torch.isfinite(plain)] if tensor.is_floating_point() else plain
-    if not finite.numel():
-        return ValuesSeen(drawing="constant", infinite=infinite)
-    low, high = (float(value) for value in torch.aminmax(finite))
-    if infinite or (tensor.is_floating_point() and low <= MASKED and high <= 0):
-        lowest = plain.min() if infinite else low
-        return _two_values((plain > lowest).to(torch.uint8), low, high).model_copy(update={"infinite": infinite})
-    if low == high:
-        return ValuesSeen(drawing="constant", low=low, high=high, mean=low)
-    if tensor.is_floating_point():
-        return _floating(finite, low, high)
-    return _whole(tensor, low, high)
+def alike(steps: Iterable[SeenStep]) -> list[list[float]]:
+    """The ms of the steps, those together that called the same places equally often."""
+    groups: dict[Any, list[float]] = defaultdict(list)
+    for step in steps:
+        groups[frozenset((place, times.calls) for place, times in step.times.places.items())].append(step.ms)
+    return list(groups.values())
 
 
-def _floating(values: torch.Tensor, low: float, high: float) -> ValuesSeen:
-    mean, deviation = float(values.mean()), float(values.std())
-    zeros = float((values == 0).double().mean())
-    seen = ValuesSeen(drawing="normal", low=low, high=high, mean=mean, deviation=deviation, zeros=zeros)
-    if low < 0:
-        # A uniform distribution ends at 1.73 deviations; a normal one of this many values goes further.
-        flat = values.numel() >= 64 and max(high - mean, mean - low) < 2 * deviation
-        return seen.model_copy(update={"drawing": "uniform"}) if flat else seen
-    return seen.model_copy(update={"drawing": "rectified" if zeros > MANY_ZEROS else "uniform"})
-
-
-def _whole(tensor: torch.Tensor, low: float, high: float) -> ValuesSeen:
-    last = tensor.shape[-1] if tensor.dim() else 1
-    counting = torch.arange(last, device=tensor.device, dtype=tensor.dtype)
-    if low == 0 and high == last - 1 and bool((tensor == counting).all()):
-        return ValuesSeen(drawing="counting", low=low, high=high)
-    return ValuesSeen(drawing="integers", low=low, high=high)
-
-
-def _two_values(upper: torch.Tensor, low: float, high: float) -> ValuesSeen:
-    """Of a mask, where `upper` says which elements are `high`."""
-    share = float(upper.double().mean())
-    if share in (0.0, 1.0):
-        return ValuesSeen(drawing="constant", low=high if share else low, high=high if share else low)
-    is_causal = upper.dim() >= 2 and bool((upper == torch.ones_like(upper).tril()).all())
-    return ValuesSeen(drawing="causal" if is_causal else "share", low=low, high=high, share=share)
-
-
-CALL, LOOK = "kernelwright call ", "kernelwright looks"
-"""Names of ranges in a profile; behind the first stands the number of the place."""
+def total_ms(steps: Iterable[SeenStep]) -> float:
+    """Of all steps, each as long as the median of those like it, so that a disturbance of one counts little."""
+    return sum(len(group) * statistics.median(group) for group in alike(steps))
 
 
 @dataclass
 class CallKind:
-    """Calls that one problem could stand for: the same class and weights' shapes on the same kind of inputs."""
+    """Calls that one problem could represent: the same class and weights' shapes on the same kind of inputs."""
 
     module: torch.nn.Module
     """One of the modules that are called so; kept alive until it has been cut."""
     leaves: list[Any]
-    """Of (args, kwargs): what a tensor is like, or the value itself."""
+    """Of (args, kwargs): the description of a tensor, or the value itself."""
     structure: pytree.TreeSpec
     training: bool
     gradients: bool
@@ -232,7 +209,7 @@ class CallKind:
 
 @dataclass
 class SeenPlace:
-    """A module where it stands in the program, called in one kind of way."""
+    """A module at its place in the program, called in one kind of way."""
 
     root: str
     name: str
@@ -245,20 +222,8 @@ class _Root:
     names: dict[int, str]
 
 
-@dataclass
-class SeenStep:
-    """One call of an outermost module with what follows it until the next."""
-
-    wall_ms: float
-    times: StepTimes
-
-    @property
-    def ms(self) -> float:
-        return max(self.wall_ms, self.times.ms)
-
-
 class CallWatch:
-    """Watches while it is entered. `most_steps` are profiled; later ones are counted alone."""
+    """Watches while it is entered. `most_steps` are profiled; later ones are only counted."""
 
     def __init__(
         self, most_steps: int, tell: Callable[[str], None] = lambda text: None, with_values: bool = False
@@ -277,7 +242,7 @@ class CallWatch:
         self._open: profile | None = None
         self._began = self._looked_s = 0.0
         self._in_step: set[int] = set()
-        self._depth = threading.local()
+        self._stack: list[_Root] = []
         self._thread = threading.get_ident()
 
     def __enter__(self) -> "CallWatch":
@@ -306,7 +271,7 @@ class CallWatch:
         return [(self._roots[id(module)].name, module) for module in self._kept]
 
     def _watched(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        stack: list[_Root] = self._depth.__dict__.setdefault("stack", [])
+        stack = self._stack
         root = stack[-1] if stack and id(module) in stack[-1].names else self._root(module)
         if not stack:
             self._outermost(module)
@@ -330,6 +295,7 @@ class CallWatch:
         return self._roots[id(module)]
 
     def _outermost(self, module: torch.nn.Module) -> None:
+        """Begin a step, unless the module is one that the present step has not called yet."""
         if self._in_step and id(module) not in self._in_step:
             self._in_step.add(id(module))
             return
@@ -372,8 +338,8 @@ class CallWatch:
         return self._numbers[key]
 
     def _kind(self, module: torch.nn.Module, leaves: list[Any], structure: pytree.TreeSpec) -> tuple[Any, ...]:
-        """The key of the kind of this call; a kind that is new is looked at."""
-        plain = [layout(leaf) if isinstance(leaf, torch.Tensor) else _told(leaf) for leaf in leaves]
+        """The key of the kind of this call; the values of a new kind are described."""
+        plain = [layout(leaf) if isinstance(leaf, torch.Tensor) else plain_key(leaf) for leaf in leaves]
         if id(module) not in self._sorts:
             weights = tuple((name, tuple(value.shape), value.dtype) for name, value in module.named_parameters())
             self._sorts[id(module)] = (type(module), repr(module), weights)
@@ -389,5 +355,5 @@ class CallWatch:
         return key
 
 
-def _told(leaf: Any) -> str:
+def plain_key(leaf: Any) -> Any:
     return repr(leaf) if isinstance(leaf, bool | int | float | str | None) else type(leaf).__name__

@@ -8,7 +8,7 @@ from torch import nn
 from kernelwright import capture, capturing
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.programs import cutting
-from kernelwright.programs.drafts import Tried
+from kernelwright.programs.cutting import Tried
 from kernelwright.programs.record import read_capture
 from tests.support.programs import Attending, Block, ByValue, Custom, Table
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from kernelwright.programs.problem_text import draw, drawn
-from kernelwright.programs.watching import look
+from kernelwright.programs.values import draw, drawn, look
 
 
 def again(tensor):

@@ -5,8 +5,7 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
 from kernelwright.programs.capture import notes_of
-from kernelwright.programs.cutting import times_of, total_ms
-from kernelwright.programs.watching import CallWatch, PlaceTimes, SeenStep, StepTimes, read_step
+from kernelwright.programs.watching import CallWatch, PlaceTimes, SeenStep, StepTimes, read_step, times_of, total_ms
 
 
 def event(number, name, start, end, device=DeviceType.CPU, kernels=()):
