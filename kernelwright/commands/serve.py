@@ -120,10 +120,9 @@ def mcp(
 ) -> None:
     """Serve a coding agent over the Model Context Protocol, on standard input and output."""
     try:
-        from kernelwright.integrations.mcp_server import server_of
+        from kernelwright.integrations.mcp_server import AgentTools, server_of
     except ImportError as error:
         raise LibraryMissing.of_extra("this", error.name, "mcp") from None
-    from kernelwright.integrations.agent_tools import AgentTools
 
     if not folder.is_dir():
         raise UserMistake(f"--folder {folder} is no folder; name the one that the agent works in")

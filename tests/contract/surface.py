@@ -210,8 +210,7 @@ def variables() -> Iterator[str]:
 
 def tools() -> Surface:
     """Tools of `kernelwright mcp` with their parameters."""
-    from kernelwright.integrations.agent_tools import AgentTools
-    from kernelwright.integrations.mcp_server import server_of
+    from kernelwright.integrations.mcp_server import AgentTools, server_of
 
     found: Surface = {}
     for tool in anyio.run(server_of(AgentTools(ROOT)).list_tools):
