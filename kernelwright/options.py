@@ -71,7 +71,7 @@ DevicesOption = Annotated[
     typer.Option(
         "--devices",
         min=1,
-        help="How many GPUs, or equal parts of the cores, judge here; default: all GPUs or 1 part; "
+        help="How many GPUs, or equal parts of the cores, judge here; default: all GPUs, the processor as 1 part; "
         "of a run 1, or all with --kind.",
     ),
 ]
@@ -96,7 +96,7 @@ ResultsArgument = Annotated[Path, typer.Argument(help="Folder of a run, or the -
 
 
 class JudgingOptions(NamedTuple):
-    """What is judged where, in which dtype, with how much memory and against what."""
+    """The terms of a judgement: size, device, dtype, memory, baselines and tools."""
 
     size: SizeOption = None
     device: DeviceOption = None
@@ -197,7 +197,7 @@ RANKING, SEARCHING = JudgingOptions(), JudgingOptions(effort="search")
 
 
 class PlaceOptions(NamedTuple):
-    """Which devices judge many candidates: of this machine, of a cluster, or of a service."""
+    """The devices that judge many candidates: of this machine, of a cluster, or of a service."""
 
     executor: ExecutorOption = "local"
     address: AddressOption = None
@@ -272,7 +272,7 @@ def check_target(target: str) -> None:
 
 
 def memory_size(text: str) -> int:
-    """`24GiB`, `24 GB` or `25769803776` in bytes; `UserMistake` for what is no size, or too small for anything."""
+    """`24GiB`, `24 GB` or `25769803776` in bytes; `UserMistake` for another text, or too little for anything."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", text.strip().upper())
     if match is None:
         raise UserMistake(f"--memory {text!r} is no size; give a number and a unit, such as 24GiB")
@@ -290,7 +290,7 @@ def device_count() -> int:
 
 
 def device_for(asked: str | None, language: str, size: str, local: bool = True) -> str:
-    """Where candidates of this language are judged, for a problem of this size.
+    """Choose the device for candidates of this language and a problem of this size.
 
     `UserMistake` where that cannot be meant, `MachineError` where this machine has no such device. `local`: it is
     judged here, so this machine's devices count.

@@ -1,4 +1,4 @@
-"""What all commands share: exit codes, `-v` and `--version`, groups of options, files and tables.
+"""All that commands share: exit codes, `-v` and `--version`, groups of options, files and tables.
 
 Exit codes: 0: done; for `judge`, the candidate passed. 1: the candidate failed, or there is nothing to extract. 2: the
 user's mistake. 3: the machine cannot do it. 130: stopped by Ctrl-C. An error of the user or the machine is one sentence
@@ -81,7 +81,7 @@ def exit_with(code: int, sentence: str) -> NoReturn:
 
 
 def with_exit_codes(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn errors that have a remedy into their sentence and exit code. Anything else is our bug and stays loud."""
+    """Replace errors that have a remedy by their sentence and exit code. Anything else is our bug and stays loud."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:

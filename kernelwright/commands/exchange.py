@@ -32,7 +32,14 @@ def export(
     if to not in FORMATS:
         raise UserMistake(f"no format {to!r}; there are: {', '.join(FORMATS)}")
     if package is not None:
-        print(_packaged(package, run))
+        from kernelwright.programs.apply import kept_kernels, write_package
+
+        kernels = kept_kernels(run)
+        for part, why in kernels.left.items():
+            note(f"left out: {part}: {why}")
+        with writing(package):
+            tests = write_package(package, kernels, str(run))
+        print(f"{package}: {len(kernels.kernels)} kernels, built for this machine; its tests: {tests}")
     elif out is None and best is None:
         raise UserMistake("say where to write: a path behind the run, --best DIR or --package DIR")
     if out is None and best is None:
@@ -49,23 +56,12 @@ def export(
         fitted = bool(kept)
     if out is not None:
         with writing(out):
-            said = _write(to, out, outcomes, name)
-        left += said
-        fitted = fitted and len(outcomes) > 0 and len(said) < len(outcomes)
+            unfit = _write(to, out, outcomes, name)
+        left += unfit
+        fitted = fitted and len(outcomes) > 0 and len(unfit) < len(outcomes)
     for sentence in left:
         note(f"left out: {sentence}")
     raise typer.Exit(DONE if fitted else FELL_SHORT)
-
-
-def _packaged(folder: Path, run: Path) -> str:
-    from kernelwright.programs.apply import kept_kernels, write_package
-
-    kept = kept_kernels(run)
-    for part, why in kept.left.items():
-        note(f"left out: {part}: {why}")
-    with writing(folder):
-        said = write_package(folder, kept, str(run))
-    return f"{folder}: {len(kept.kernels)} kernels, built for this machine; its tests: {said}"
 
 
 def _gathered(run: Path, problems: str | None, candidates: Path | None) -> "tuple[list[Outcome], list[str]]":

@@ -95,7 +95,7 @@ def stages_shown() -> Iterator[None]:
     from kernelwright.sandbox.judge.stages import listeners
 
     def show(stage: str) -> None:
-        # Back at the line's begin, so that what others write there takes its place.
+        # Back at the line's begin, so that other output replaces it.
         print(f"\x1b[K{stage} ...\r" if stage else "\x1b[K", end="", file=sys.stderr, flush=True)
 
     listeners.append(show)
@@ -141,9 +141,9 @@ def _recheck(text: str, as_json: bool) -> NoReturn:
         raise UserMistake(str(error)) from None
     differences = {name: one for name, one in found.items() if one}
     if as_json:
-        told = differences if len(records) > 1 else next(iter(differences.values()), {})
+        listed = differences if len(records) > 1 else next(iter(differences.values()), {})
         counts = {"records": len(records), "without_samples": len(records) - len(passed)}
-        print(json.dumps({"agrees": not differences, "differences": told} | counts))
+        print(json.dumps({"agrees": not differences, "differences": listed} | counts))
         raise typer.Exit(FELL_SHORT if differences else DONE)
     for name, one in differences.items():
         for key, (said, computed) in one.items():
@@ -158,7 +158,7 @@ def _recheck(text: str, as_json: bool) -> NoReturn:
 
 
 def _source_in(text: str, name: str) -> str:
-    """The text, or where it is no Python but a model's whole reply with fenced code, the source in that."""
+    """The text, or the source in it where it is not Python but a model's whole reply with fenced code."""
     try:
         parse_module(text)
         return text
@@ -201,11 +201,9 @@ def _success(found: dict[str, Any]) -> str:
     from kernelwright.sandbox.verdict.report import DOUBTS, marks, others_words, ratio_words
 
     baselines = ", ".join(f"{name} {ms:.3f} ms" for name, ms in found["baselines_ms"].items())
-    floor = ""
-    if found.get("floor_ms") is not None:
-        floor = (
-            f"; the floor is {found['floor_ms']:.3g} ms, {100 * found['floor_ms'] / found['candidate_ms']:.0f} % of it"
-        )
+    floor, floor_ms = "", found.get("floor_ms")
+    if floor_ms is not None:
+        floor = f"; the floor is {floor_ms:.3g} ms, {100 * floor_ms / found['candidate_ms']:.0f} % of it"
     against = f" against the fastest, {found['against']}" if len(found["baselines_ms"]) > 1 else ""
     others = others_words(found.get("speedups") or {}, found.get("against"), found.get("less_accurate") or ())
     said = found["comparison"].replace("_", " ") + marks(None, found.get("timing_clock"), weights=found.get("weights"))

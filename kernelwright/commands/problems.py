@@ -17,9 +17,6 @@ from kernelwright import options
 from kernelwright.terminal import DONE, FELL_SHORT, INTERRUPTED, UserMistake, exit_with, json_option
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from kernelwright.evals.formats.checking import Checked
     from kernelwright.problems.formats import Entry
     from kernelwright.sandbox.verdict.settings import Settings
@@ -80,7 +77,7 @@ def check(
 
 
 class Checks:
-    """Checks problems: one alone in this process, several in another. What ends that one costs the problem's line."""
+    """Checks problems: one alone in this process, several in another. If that is killed, one problem has failed."""
 
     def __init__(self, threads: int | None, apart: bool) -> None:
         from kernelwright.sandbox.jail.zygote_start import become_a_judge
@@ -115,27 +112,35 @@ class Checks:
 
 
 def _checked(wanted: Sequence[Wanted], checks: Checks, out: Path | None, as_json: bool) -> "list[Checked]":
-    """The lines of all, each told as it comes; at the end what they come to. One at a time: how long a call takes is a
-    part of the check."""
+    """Check all, one at a time, since the time of a call is a part of the check; print each line and a summary."""
     from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.text import Text
 
     from kernelwright.evals.formats.checking import CheckedFile, begun, summary
 
     console = Console(stderr=as_json)
+    columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    shown = console.is_terminal  # elsewhere the lines alone show how far it is
+    bar = Progress(*columns, console=console, transient=True, disable=not shown, redirect_stdout=False)
     lines: list[Checked] = []
-    with CheckedFile(out) as file, _progress(console) as progress:
+    with CheckedFile(out) as file, bar as progress:
         kept = [None if entry.problem is None else file.known(begun(entry, settings)) for entry, settings in wanted]
-        _tell_begin(console, wanted, sum(line is not None for line in kept), out)
+        if len(wanted) > 1:  # one alone says it by its line
+            dtypes = {one.settings.device: one.entry.problem.dtype for one in wanted if one.entry.problem}
+            where = "; ".join(options.place_words(place, dtype) for place, dtype in sorted(dtypes.items()))
+            known = sum(line is not None for line in kept)
+            there = f"; {known} are in {out} already" if known else ""
+            console.print(f"checking {len(wanted)} problems on {where}{there}", highlight=False, soft_wrap=True)
         task = progress.add_task("", total=len(wanted))
         try:
-            for one, known in zip(wanted, kept, strict=True):
-                line = known or checks.line(one)
+            for one, earlier in zip(wanted, kept, strict=True):
+                line = earlier or checks.line(one)
                 file.add(line)
                 lines.append(line)
                 if as_json:
                     print(line.model_dump_json(), flush=True)
-                elif known is None:
+                elif earlier is None:
                     console.print(Text(line.words), soft_wrap=True)
                 progress.update(task, advance=1, description=line.problem)
         except KeyboardInterrupt:
@@ -144,25 +149,6 @@ def _checked(wanted: Sequence[Wanted], checks: Checks, out: Path | None, as_json
             exit_with(INTERRUPTED, f"stopped after {len(lines)} of {len(wanted)}; {again} on from {out or 'there'}")
     console.print(Text(summary(lines)), soft_wrap=True)
     return lines
-
-
-def _progress(console: "Console") -> "Progress":
-    """A bar on a terminal. Elsewhere the lines alone tell how far it is."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    shown = console.is_terminal
-    return Progress(*columns, console=console, transient=True, disable=not shown, redirect_stdout=False)
-
-
-def _tell_begin(console: "Console", wanted: Sequence[Wanted], known: int, out: Path | None) -> None:
-    """How many there are, and where they run; one alone says it by its line."""
-    if len(wanted) == 1:
-        return
-    places = {one.settings.device: one.entry.problem.dtype for one in wanted if one.entry.problem}
-    where = "; ".join(options.place_words(place, dtype) for place, dtype in sorted(places.items()))
-    there = f"; {known} are in {out} already" if known else ""
-    console.print(f"checking {len(wanted)} problems on {where}{there}", highlight=False, soft_wrap=True)
 
 
 def _entries(paths: Sequence[str], size: str | None, device: str | None, dtype: str | None) -> "Iterator[Entry]":
@@ -182,12 +168,12 @@ def _entries(paths: Sequence[str], size: str | None, device: str | None, dtype: 
 
 
 def _require_named(paths: Iterable[str], size: str | None) -> None:
-    """`ProblemError` for what is not there, or not at that size: a mistake in the words, no status of a problem."""
+    """`ProblemError` for a problem that is not there, or not at that size: a mistake of the user, not a status."""
     from kernelwright.problems import ProblemError, load_problem
 
     for path in paths:
         if not _is_there(path):
-            load_problem(path, size)  # says what there is
+            load_problem(path, size)  # raises, and says which there are
         if size is None:
             continue
         try:

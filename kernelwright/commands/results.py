@@ -23,9 +23,7 @@ from kernelwright.terminal import (
 )
 
 if TYPE_CHECKING:
-    from kernelwright.agent.log.run_log import RunLog
     from kernelwright.evals.boards.leaderboard import Board
-    from kernelwright.evals.inspector.model import ProblemText
     from kernelwright.evals.runs.facts import RunFacts
     from kernelwright.sandbox.verdict.settings import JudgingEffort
 
@@ -41,7 +39,7 @@ def show(
     as_json: Annotated[bool, json_option("The index, or the whole attempt, as one JSON object.")] = False,
 ) -> None:
     """Print a run as a tree of its attempts. Or the source of one of them, named behind the run."""
-    from kernelwright.evals.inspector.model import RunModel, find_attempt
+    from kernelwright.evals.inspector.model import RunModel, find_attempt, source_of
     from kernelwright.evals.report import run_tree
     from kernelwright.evals.scores.score_log import log_of
 
@@ -53,7 +51,14 @@ def show(
             )
         attempt = found[1] if found is not None and isinstance(found[1], int) else None
         if found is not None and (attempt is None or not as_json):
-            _print_source(log, *found, as_json)
+            problem, text = found
+            source = source_of(log, problem, text)
+            if source is None:
+                exit_with(FELL_SHORT, f"the reply of attempt {text} held no candidate")
+            if as_json:
+                print(json.dumps({"problem": problem, "source": source}))
+            else:
+                print(fit_for(sys.stdout, source), end="")
             return
         model = RunModel(log)
         if as_json:
@@ -61,18 +66,6 @@ def show(
         else:
             tree = run_tree(f"{log.header.run_id} on {log.header.device}", model.views)
             table_console(highlight=False).print(tree)
-
-
-def _print_source(log: "RunLog", problem: str, what: "int | ProblemText", as_json: bool) -> None:
-    from kernelwright.evals.inspector.model import source_of
-
-    source = source_of(log, problem, what)
-    if source is None:
-        exit_with(FELL_SHORT, f"the reply of attempt {what} held no candidate")
-    if as_json:
-        print(json.dumps({"problem": problem, "source": source}))
-    else:
-        print(fit_for(sys.stdout, source), end="")
 
 
 def inspect(
@@ -87,7 +80,18 @@ def inspect(
 
     found = folders_in(folder)
     if export is not None:
-        _export(found, export)
+        from kernelwright.evals.inspector.export import export as write
+
+        if len(found) > 1:
+            names = ", ".join(path.name for path in found[:5])
+            raise UserMistake(f"a file shows one run or score and there are {len(found)} ({names}); name one of them")
+        if export.suffix not in (".html", ".htm", ".svg"):
+            raise UserMistake(
+                f"{export} would be a page or a picture under another name; give report.html or picture.svg"
+            )
+        with writing(export):
+            size = write(found[0], export)
+        print(f"{export}: {size / 1e6:.2g} MB; open it in a browser, it needs no network")
         return
     try:
         from kernelwright.evals.inspector.live import serve
@@ -98,19 +102,6 @@ def inspect(
         serve(found, port)
     except OSError as error:
         raise UserMistake(f"port {port} cannot be used ({error.strerror}); choose another --port, or 0") from error
-
-
-def _export(found: list[Path], out: Path) -> None:
-    from kernelwright.evals.inspector.export import export
-
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[:5])
-        raise UserMistake(f"a file shows one run or score and there are {len(found)} ({names}); name one of them")
-    if out.suffix not in (".html", ".htm", ".svg"):
-        raise UserMistake(f"{out} would be a page or a picture under another name; give report.html or picture.svg")
-    with writing(out):
-        size = export(found[0], out)
-    print(f"{out}: {size / 1e6:.2g} MB; open it in a browser, it needs no network")
 
 
 def leaderboard(
@@ -131,7 +122,7 @@ def leaderboard(
 ) -> None:
     """Rank models, strategies and scores, a board for each device, by the lower bounds of the best speedups."""
     from kernelwright.evals.boards.leaderboard import load_metrics, with_metrics
-    from kernelwright.evals.boards.tables import FORMATS
+    from kernelwright.evals.boards.tables import FORMATS, board_tables, unranked
     from kernelwright.evals.runs.facts import all_facts
 
     if as_json and form not in (None, "json"):
@@ -143,7 +134,15 @@ def leaderboard(
     facts = all_facts(folders, lambda error: note(f"left out: {error}"))
     found = with_metrics(_boards(list(facts), verify, judging_effort(effort)), own)
     if chosen is None:
-        _show(found)
+        console = table_console()
+        for board in found:
+            for table in board_tables(board, console.width):
+                console.print(table)
+            if board.weak:
+                print(unranked(board))
+        if stale := sum(row.stale for board in found for row in board.rows):
+            remedy = "--verify judges those of the best rows again"
+            print(f"{stale} numbers were reached under another judge version; {remedy}")
     elif out is None:
         print(FORMATS[chosen](found))
     else:
@@ -166,22 +165,8 @@ def _boards(runs: "list[RunFacts]", verify: int, effort: "JudgingEffort") -> "li
     if verify and here not in {run.device for run in runs}:
         devices = ", ".join(sorted({run.device for run in runs}))
         raise UserMistake(f"this machine is {here!r} and the runs were made on {devices}; verify them there")
-    verifier = Verifier(here, lambda cell, again: typer.echo(f"judged again: {cell.problem}", err=True), effort)
+    verifier = Verifier(here, lambda cell, again: print(f"judged again: {cell.problem}", file=sys.stderr), effort)
     return verifier.verify_top(runs, verify) if verify else boards(runs, str(JUDGE_VERSION), verifier.lookup, effort)
-
-
-def _show(found: "list[Board]") -> None:
-    from kernelwright.evals.boards.tables import board_tables, unranked
-
-    console = table_console()
-    for board in found:
-        for table in board_tables(board, console.width):
-            console.print(table)
-        if board.weak:
-            print(unranked(board))
-    stale = sum(row.stale for board in found for row in board.rows)
-    if stale:
-        print(f"{stale} numbers were reached under another judge version; --verify judges those of the best rows again")
 
 
 def diff(

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from kernelwright.problems import Problem
 
 OWN_NAMES = {"local": "SmolLM2-135M-Instruct", "files": "files", "simulated": "simulated"}
-"""The model's name where none is given; other providers must be told which one."""
+"""The model's name where none is given; other providers need one."""
 LISTS = {"models", "advisers", "without", "learn_from"}
 """Search settings that are lists."""
 SummaryJson = Annotated[bool, json_option("One JSON object a problem at the end, nothing else.")]
 
 
 class ProviderArguments(NamedTuple):
-    """Who answers."""
+    """The model, and the server or program that answers for it."""
 
     model: Annotated[
         str | None, typer.Option(help="Model to ask; without one or a --provider the recorded answers are used.")
@@ -329,7 +329,7 @@ def with_parts(named: Sequence[str], top: int | None, attempts: int) -> tuple[li
 def _keep_captures(named: Sequence[str], run: Path) -> None:
     """Copy the capture of a run with its choice into the run's folder, so that kernels find their places.
 
-    Of several captures none is: their parts could not be told apart.
+    Of several captures none is: their parts could have equal names.
     """
     from kernelwright.programs.record import is_capture, read_capture, read_split, write_record
 
@@ -407,7 +407,7 @@ def _print(running: "Running", views: "list[View]", folder: Path, as_json: bool)
 
 
 def _is_as_shipped(problem: "Problem") -> bool:
-    """Whether the problem's name stands for it: one of the catalog as it is, not cast to a dtype."""
+    """Whether the problem is one of the catalog as it is, not cast to a dtype, so that its name is enough."""
     from kernelwright.problems import ProblemError, catalog_names, load_problem
 
     try:

@@ -140,7 +140,7 @@ def doctor(
         bool, typer.Option("--prepare", help="Make torch's light header now: under a minute, 4 MB.")
     ] = False,
 ) -> None:
-    """Look at the machine. Exit code 3 if candidates can not be judged on it at all."""
+    """Look at the machine. Exit code 3 if candidates cannot be judged on it at all."""
     from kernelwright.sandbox.build import HeaderShelf, toolchain
     from kernelwright.sandbox.judge.doctor import examine
 

@@ -1,4 +1,4 @@
-"""What `judge --recheck` takes: the forms in which verdicts are stored, each as reports of `judge --json` by name."""
+"""The forms in which verdicts are stored, for `judge --recheck`: each as reports of `judge --json` by name."""
 
 import gzip
 import json
@@ -25,9 +25,9 @@ VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 class Stored(NamedTuple):
     names: Sequence[str]
-    """What it is called, and what else it can be asked for by behind a colon."""
+    """Its name first; each of them may follow a colon on the command line."""
     said: dict[str, Any]
-    """The derived numbers that are stored beside the verdict; a whole report where there is no verdict."""
+    """The derived numbers that are stored with the verdict; a complete report where there is no verdict."""
     verdict: Verdict | None = None
 
     @property
@@ -40,7 +40,7 @@ class Stored(NamedTuple):
 
 
 def stored_records(text: str) -> list[Stored]:
-    """The records of a file, a run or a score, or those that a name behind a colon picks. `UserMistake` for none."""
+    """The records of a file, a run or a score, or those whose name follows a colon. `UserMistake` for none."""
     place, colon, name = text.rpartition(":")
     if not colon or Path(text).exists() or not Path(place).exists():
         place, name = text, ""
@@ -78,14 +78,14 @@ def _of_object(value: dict[str, Any], line: str) -> Iterator[Stored]:
 
 
 def _of_folder(folder: Path) -> Iterator[Stored]:
-    """The verdicts that count of all attempts of a run or a score, with what is stored of them beside."""
-    told: dict[str, str] = dict(rows_of(folder / DATABASE, "key, report")) if is_score(folder) else {}
+    """The verdicts that count of all attempts of a run or a score, with the numbers stored with them."""
+    reports: dict[str, str] = dict(rows_of(folder / DATABASE, "key, report")) if is_score(folder) else {}
     best = {} if is_score(folder) else {one.problem: one.best for one in run_facts(folder).problems if one.best}
     with log_of(folder) as log:
         for problem in log.header.problems:
             for attempt in fold(problem, log.events(problem)).attempts:
                 key = attempt.reply.provider_request_id if attempt.reply else None
-                said = json.loads(told.get(key or "", "{}"))
+                said = json.loads(reports.get(key or "", "{}"))
                 if problem in best and best[problem].attempt == str(attempt.number):
                     said = best[problem].measured.model_dump(mode="json")
                 if attempt.ruling is not None:

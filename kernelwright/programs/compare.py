@@ -26,11 +26,11 @@ from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, Measurem
 PROCESSES = 5
 CHILD = "import sys; from kernelwright.programs.timing import main; sys.exit(main(*sys.argv[1:]))"
 KERNELS, ALONE = "kernels", "alone "
-"""Names of the sides with all kernels, and with those of one part, whose id stands behind."""
+"""Names of the sides with all kernels, and with those of one part, whose id follows."""
 
 
 class StageError(Record):
-    """How far off one stage of the program is from float64, by its own code and by the kernel, on the program's inputs.
+    """The distance of one stage of the program from float64 on its inputs, by its own code and by the kernel.
 
     As shares of the largest magnitude of the float64 result.
     """
@@ -117,9 +117,9 @@ class Comparison(Record):
 
 
 def compare(order: Order, processes: int = PROCESSES, tell: Callable[[str], None] = lambda text: None) -> Comparison:
-    """Run the program in several processes, each of which times all sides in turn. `ProblemError` where it fails.
+    """Run the program in several processes, each of which times all sides. `ProblemError` where it fails.
 
-    The program and the kernels run here as the user's own: this is no jail, and the kernels were judged before.
+    The program and the kernels run here as the user's own: without a jail, and the kernels were judged before.
     """
     found = []
     for number in range(processes):

@@ -171,7 +171,7 @@ class KindOnTrial:
         return sum(site.ms for site in self.sites)
 
     def drafts(self) -> Iterator[Draft]:
-        """The whole first. `CannotCut` where there is no graph, or where the whole is no problem by itself."""
+        """Draft the whole first. `CannotCut` where the graph is missing, or the whole cannot be a problem."""
         if self.kind.autocast:
             raise CannotCut("it runs under autocast; capture it in the dtype that it is to have")
         device = next((seen.device for seen in self.kind.tensors), "cpu")
@@ -210,7 +210,7 @@ class KindOnTrial:
             raise CannotCut(whole)
 
     def _why_no_whole(self, graph: CallGraph) -> str | None:
-        """Say why the module as a whole is no problem, for the user; empty where it is merely too large."""
+        """Say why the module as a whole cannot be a problem, for the user; empty where it is merely too large."""
         if self.custom and self.backward:
             return f"its gradients are those of {', '.join(sorted(self.custom))}, an autograd.Function of its own"
         if drawing := [node for node in graph.nodes if graphs.is_random(node)]:
@@ -415,7 +415,7 @@ def _size(name: str, drafts: Sequence[Draft], constants: dict[str, int], text: s
 
 
 def _calling(draft: Draft) -> dict[str, Any]:
-    """How a whole module is called and the form of its result, as torch's trees."""
+    """The call of a whole module and the form of its result, as torch's trees."""
     graph, leaves = draft.piece.graph, draft.kind.leaves
     others = {place: repr(leaf) for place, leaf in enumerate(leaves) if not isinstance(leaf, TensorSeen)}
     outputs = list(draft.piece.outputs)

@@ -151,7 +151,7 @@ def _normalise(graph: CallGraph) -> None:
 
 
 def _without_writing(graph: CallGraph, node: fx.Node) -> None:
-    """Turn `relu_(x)` into `relu(x)`, which later users of x take in its place."""
+    """Replace `relu_(x)` by `relu(x)`, which later users of x take in its place."""
     changed = node.args[0]
     assert isinstance(changed, fx.Node), "an operator that writes in place is given a tensor"
     if changed.name in graph.state:

@@ -1,4 +1,4 @@
-"""What is written down: tensors as they were seen, parts with all that putting back needs, and a capture's folder."""
+"""Records of a capture: tensors as they were seen, parts with all that putting back needs, and its folder."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which parts of a capture get a kernel, from its folder alone: ranking, choosing, the table and the picture."""
+"""The choice of parts that get a kernel, from a capture's folder alone: ranking, the table and the picture."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
@@ -117,7 +117,7 @@ def choose(captured: CapturedProgram, top: int, peaks: Peaks | None, speedup: Sp
             continue
         chosen.append(best)
         claims += [SiteClaim.of(best.part, site) for _, site in best.sites]
-    # Shares of a part's own operators are timed apart from the program, so their sum may be more than it.
+    # Shares of a part's own operators are timed separately from the program, so their sum may be more than it.
     whole_ms = max(captured.program_ms, sum(one.ms for one in chosen))
     found = tuple(
         Chosen(
