@@ -211,16 +211,14 @@ def provider_options(typed: ProviderArguments) -> "tuple[str, ProviderOptions]":
     if model is None and kind != "recorded":
         raise UserMistake(f"--provider {typed.provider} needs the name of a model; add --model")
     is_file = kind == "local" and typed.model is not None and typed.model.endswith(".gguf")
-    options = ProviderOptions.model_validate(
-        {
-            "kind": kind,
-            "server": _server(typed),
-            "folder": None if typed.folder is None else str(typed.folder.resolve()),
-            "model_file": str(Path(str(typed.model)).resolve()) if is_file else None,
-            "cache": None if typed.cache is None else str(typed.cache.resolve()),
-        }
-    )
-    return model or "recorded", options
+    fields = {
+        "kind": kind,
+        "server": _server(typed),
+        "folder": None if typed.folder is None else str(typed.folder.resolve()),
+        "model_file": str(Path(str(typed.model)).resolve()) if is_file else None,
+        "cache": None if typed.cache is None else str(typed.cache.resolve()),
+    }
+    return model or "recorded", ProviderOptions.model_validate(fields)
 
 
 def _kind(typed: ProviderArguments) -> str:
@@ -261,10 +259,10 @@ def _who(kind: str) -> str:
 
 
 def search_options(settings: Sequence[str]) -> dict[str, Any]:
-    """`slots=4`, `budget.usd=2.5`, `models=a,b` as fields of `SearchConfig`; `UserMistake` for what is none."""
+    """`slots=4`, `budget.usd=2.5`, `models=a,b` as fields of `SearchConfig`; `UserMistake` for an unknown one."""
     from kernelwright.agent.log.config import Budget, SearchConfig
 
-    options: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         outer, _, inner = name.partition(".")
@@ -273,10 +271,10 @@ def search_options(settings: Sequence[str]) -> dict[str, Any]:
             there = ", ".join(sorted(SearchConfig.model_fields))
             raise UserMistake(f"no search setting {setting!r}; give NAME=VALUE, where the names are: {there}")
         if inner:
-            options.setdefault(outer, {})[inner] = _value(value)
+            found.setdefault(outer, {})[inner] = _value(value)
         else:
-            options[outer] = value.split(",") if outer in LISTS else _value(value)
-    return options
+            found[outer] = value.split(",") if outer in LISTS else _value(value)
+    return found
 
 
 def checked_config(fields: dict[str, Any]) -> Any:

@@ -174,12 +174,13 @@ class CompletionScorer:
 
 def _replies(completions: Sequence[Completion]) -> list[str]:
     """The text of each. Raises `ValueError` for another type, with its place."""
-    texts, given = [], listed(completions, "completions")
+    texts: list[str] = []
+    given: list[Any] = listed(completions, "completions")
     for index, one in enumerate(given):
         is_talk = isinstance(one, Sequence) and all(isinstance(message, Mapping) for message in one)
         if not isinstance(one, str) and not is_talk:
             raise ValueError(f"completions[{index}] is {shown(one)}; give a text, or the messages of a conversation")
-        content: Any = one
+        content = one
         if not isinstance(one, str):
             spoken = [message for message in one if message.get("role") == "assistant"]
             content = spoken[-1].get("content") if spoken else ""

@@ -229,7 +229,7 @@ def runs(graph: CallGraph, most_operators: int) -> list[list[fx.Node]]:
     """
     found: dict[tuple[str, ...], list[fx.Node]] = {}
     everything = sum(computes(node) for node in graph.nodes)
-    sequences = []
+    sequences: list[list[fx.Node]] = []
     for stretch in _split(graph.nodes, lambda node: not is_plain(node), keep=False):
         sequences += _split(stretch, lambda node: op_name(node) in PRODUCTS, keep=True)
         sequences += _split(stretch, lambda node: _has_weights(graph, node), keep=False)

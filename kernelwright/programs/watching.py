@@ -120,12 +120,16 @@ def read_step(events: Iterable[Any], call: str, look: str) -> StepTimes:
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
     """The result of a call, and its time in ms, with everything that it started on a GPU."""
-    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    synchronize()
+    _wait()
     began = time.perf_counter()
     result = call()
-    synchronize()
+    _wait()
     return result, 1e3 * (time.perf_counter() - began)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _parents(event: Any) -> Iterator[Any]:
@@ -316,8 +320,7 @@ class CallWatch:
     def _close_step(self) -> None:
         if self._open is None:
             return
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        _wait()
         wall_ms = 1e3 * (time.perf_counter() - self._began - self._looked_s)
         self._open.stop()
         times = read_step(list(self._open.events()), CALL, LOOK)  # type: ignore[no-untyped-call]
