@@ -1,6 +1,5 @@
 """`kernelwright capture`, `split` and `compare`: what is slow in a user's program, and what became of it."""
 
-import json
 import runpy
 import sys
 import traceback
@@ -135,6 +134,5 @@ def compare(
     if picture is not None:
         with writing(picture):
             picture.write_text(drawn(found), encoding="utf-8")
-    clock = {"timing_clock": found.whole.timing_clock}
-    print(json.dumps(found.model_dump(mode="json") | clock) if as_json else words(found))
+    print(found.model_dump_json() if as_json else words(found))
     raise typer.Exit(DONE if found.is_faster else FELL_SHORT)

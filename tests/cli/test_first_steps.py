@@ -26,12 +26,6 @@ def test_what_the_disk_refuses_names_the_place_and_the_remedy():
         place.write_text("")
 
 
-def test_a_model_file_that_is_not_there_is_named(kernelwright):
-    done = kernelwright("models", "serve", "absent.gguf")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "absent.gguf" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "module", "said"),
     [

@@ -16,11 +16,6 @@ def test_a_run_replays_to_its_own_digest(tmp_path, kernelwright):
     assert json.loads(done.stdout)["digest"] == digest
 
 
-def test_a_folder_that_is_no_run_is_told(tmp_path, kernelwright):
-    done = kernelwright("replay", str(tmp_path))
-    assert (done.returncode, "folder of a run" in done.stderr) == (2, True)
-
-
 def test_settings_are_read_as_numbers_lists_and_parts_of_a_budget():
     found = search_options(["patience=7", "models=a,b", "budget.usd=2.5", "lockstep=true"])
     assert found == {"patience": 7, "models": ["a", "b"], "budget": {"usd": 2.5}, "lockstep": True}

@@ -2,10 +2,23 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
+import torch
+from torch import nn
 
-from kernelwright.programs.record import CallSite, CapturedProgram, Part, PartInput, PartSize, Run, TensorSeen
-from kernelwright.programs.split import attempts_for, choose, split_picture, summary
+from kernelwright import capture
+from kernelwright.programs.record import (
+    CallSite,
+    CapturedProgram,
+    Part,
+    PartInput,
+    PartSize,
+    Run,
+    TensorSeen,
+    read_capture,
+)
+from kernelwright.programs.split import attempts_for, choose, speedup_of_compile, split_picture, summary
 from kernelwright.sandbox.verdict.roofline import HEADROOM, Level, NecessaryWork, Peaks
+from kernelwright.sandbox.verdict.settings import Settings
 
 TENSOR = TensorSeen(shape=(8, 64), dtype="float32", stride=(64, 1))
 PEAKS = Peaks(
@@ -127,3 +140,19 @@ def test_the_summary_says_how_much_lies_where():
     captured = program(part("a", ("a", 60.0), floor_ms=10))
     said = summary(captured, choose(captured, 5, PEAKS))
     assert said.startswith("100 ms a step on d; 60 %") and "1 part, " in said and "50 %" in said
+
+
+class Chain(nn.Module):
+    """What a compiler makes one loop of."""
+
+    def forward(self, x):
+        return torch.tanh(torch.exp(-x * x) + x * 2) * torch.sigmoid(x - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_chain_of_operators_is_measured_against_its_compiled_form(tmp_path):
+    folder = capture(Chain().eval(), torch.randn(512, 1024), out=tmp_path / "capture", steps=1)
+    (part,) = read_capture(folder).parts
+    speedup = speedup_of_compile(folder, part, Settings(threads=1))
+    assert speedup is not None and speedup > 0
