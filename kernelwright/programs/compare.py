@@ -16,7 +16,7 @@ from pydantic import Field
 
 from kernelwright.problems.record.base import Record
 from kernelwright.problems.record.problem import ProblemError
-from kernelwright.programs.pictures import svg
+from kernelwright.programs.record import svg
 from kernelwright.sandbox.machine.identity import device_name, versions
 from kernelwright.sandbox.machine.timing_locks import processor_turn
 from kernelwright.sandbox.timing.samples import PLACEBO

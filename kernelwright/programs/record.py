@@ -1,8 +1,8 @@
-"""Records of a capture: tensors as they were seen, parts with all that putting back needs, and its folder."""
+"""Records of a capture: tensors as they were seen, parts with all that putting back needs, its folder and pictures."""
 
 import os
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -275,3 +275,15 @@ def _read(path: Path, kind: type[R]) -> R:
         raise ProblemError(f"{path.parent} holds no {path.name}; make one with kernelwright capture") from None
     except ValidationError as error:
         raise ProblemError(f"{path} is of another version of kernelwright ({first_fault(error).key})") from None
+
+
+def svg(template: str, **values: Any) -> str:
+    """Render a picture of `templates`. Names come from outside, and XML has no place for control characters."""
+    from jinja2 import Environment, FileSystemLoader
+
+    def plain(value: Any) -> Any:
+        return "".join(one if one.isprintable() else "?" for one in value) if isinstance(value, str) else value
+
+    loader = FileSystemLoader(Path(__file__).parent / "templates")
+    environment = Environment(loader=loader, autoescape=True, finalize=plain, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template(template).render(values)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from rich.table import Table
 
 from kernelwright.problems import load_problem
-from kernelwright.programs.pictures import svg
 from kernelwright.programs.record import (
     SPLIT,
     CallSite,
@@ -19,6 +18,7 @@ from kernelwright.programs.record import (
     Split,
     read_capture,
     read_split,
+    svg,
     write_record,
 )
 from kernelwright.sandbox.machine.cache import write_atomically
