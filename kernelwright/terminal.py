@@ -24,23 +24,26 @@ if TYPE_CHECKING:
 DONE, FELL_SHORT, USER_MISTAKE, MACHINE_LACKS, INTERRUPTED = 0, 1, 2, 3, 130
 
 CODES = {
-    "kernelwright.problems": {"ProblemError": USER_MISTAKE},
-    "kernelwright.problems.texts.rewriting": {"LibraryMissing": MACHINE_LACKS},
-    "kernelwright.prompts": {"PromptError": USER_MISTAKE},
-    "kernelwright.sandbox.verdict.errors": {"MachineError": MACHINE_LACKS, "BrokenProblem": USER_MISTAKE},
-    "kernelwright.agent.log.events": {"RunLogError": USER_MISTAKE},
-    "kernelwright.agent.steering.budget": {"PriceError": USER_MISTAKE},
-    "kernelwright.agent.engine.replaying": {"ReplayDiffers": FELL_SHORT},
-    "kernelwright.sandbox.pool.protocol": {"ExecutorError": USER_MISTAKE},
-    "kernelwright.sandbox.service.server": {"ServiceError": USER_MISTAKE},
-    "kernelwright.sandbox.service.job_store": {"DiskError": MACHINE_LACKS, "StoreError": USER_MISTAKE},
-    "kernelwright.evals.boards.leaderboard": {"MetricError": USER_MISTAKE},
-    "kernelwright.evals.scores.judgements": {"JudgementsError": USER_MISTAKE},
-    "kernelwright.agent.providers.provider": {"AnswerPending": FELL_SHORT, "ProviderError": USER_MISTAKE},
-    "kernelwright.programs.guarded": {"NoPlace": USER_MISTAKE},
-    "kernelwright.agent.strategies": {"StrategyError": USER_MISTAKE},
+    "ProblemError": USER_MISTAKE,
+    "LibraryMissing": MACHINE_LACKS,
+    "PromptError": USER_MISTAKE,
+    "MachineError": MACHINE_LACKS,
+    "BrokenProblem": USER_MISTAKE,
+    "RunLogError": USER_MISTAKE,
+    "PriceError": USER_MISTAKE,
+    "ReplayDiffers": FELL_SHORT,
+    "ExecutorError": USER_MISTAKE,
+    "ServiceError": USER_MISTAKE,
+    "DiskError": MACHINE_LACKS,
+    "StoreError": USER_MISTAKE,
+    "MetricError": USER_MISTAKE,
+    "JudgementsError": USER_MISTAKE,
+    "AnswerPending": FELL_SHORT,
+    "ProviderError": USER_MISTAKE,
+    "NoPlace": USER_MISTAKE,
+    "StrategyError": USER_MISTAKE,
 }
-"""By module, the exit codes of its exceptions. The first that fits counts, so a derived class stands first."""
+"""By the name of an exception of ours, its exit code. By name, since a command may need none of their packages."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,12 +95,9 @@ def with_exit_codes(command: Callable[P, R]) -> Callable[P, R]:
         except KeyboardInterrupt:
             exit_with(INTERRUPTED, "stopped")
         except Exception as error:
-            # Looked up only where loaded: a command may need none of the packages.
-            for module, names in CODES.items():
-                for name, code in names.items():
-                    kind = getattr(sys.modules.get(module), name, None)
-                    if kind is not None and isinstance(error, kind):
-                        exit_with(code, str(error))
+            for kind in type(error).__mro__:
+                if kind.__name__ in CODES and kind.__module__.startswith("kernelwright."):
+                    exit_with(CODES[kind.__name__], str(error))
             raise
 
     return wrapped

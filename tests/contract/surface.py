@@ -99,8 +99,7 @@ def choices() -> Surface:
 
 def errors() -> Surface:
     """The exit code of each class of errors, by the name of the class."""
-    named = {name: code for table in terminal.CODES.values() for name, code in table.items()}
-    return {"errors": named}
+    return {"errors": dict(terminal.CODES)}
 
 
 def names() -> Surface:
