@@ -38,7 +38,7 @@ class Wishes(NamedTuple):
     program: str
     steps: int = STEPS
     with_values: bool = False
-    tell: Callable[[str], None] = lambda text: None
+    report: Callable[[str], None] = lambda text: None
 
 
 _script: list[tuple[Wishes, CallWatch]] = []
@@ -89,7 +89,7 @@ def capturing(out: Path | str | None = None, steps: int = STEPS, with_values: bo
 @contextmanager
 def capturing_script(wishes: Wishes) -> Iterator[None]:
     """Watch all of a script, unless it names itself the calls to be watched."""
-    watch = CallWatch(wishes.steps, wishes.tell, wishes.with_values)
+    watch = CallWatch(wishes.steps, wishes.report, wishes.with_values)
     with watch:
         _script.append((wishes, watch))
         try:
@@ -102,7 +102,7 @@ def capturing_script(wishes: Wishes) -> Iterator[None]:
 
 @contextmanager
 def _watching(wishes: Wishes) -> Iterator[None]:
-    with CallWatch(wishes.steps, wishes.tell, wishes.with_values) as watch:
+    with CallWatch(wishes.steps, wishes.report, wishes.with_values) as watch:
         yield
     write_capture(watch, wishes)
 
@@ -111,7 +111,7 @@ def write_capture(watch: CallWatch, wishes: Wishes) -> CapturedProgram:
     """Cut what was watched, and write the folder. `ProblemError` where no module was called."""
     if not watch.steps:
         raise ProblemError(f"{wishes.program} called no nn.Module, so there is nothing to capture; have it call one")
-    cutting = cut(watch, wishes.tell)
+    cutting = cut(watch, wishes.report)
     wishes.out.mkdir(parents=True, exist_ok=True)
     cutting.write(wishes.out / PROBLEMS)
     values = write_values(watch, wishes.out) if wishes.with_values else None

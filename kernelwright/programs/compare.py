@@ -116,7 +116,7 @@ class Comparison(Record):
         return sorted(found, key=lambda share: -share.saved)
 
 
-def compare(order: Order, processes: int = PROCESSES, tell: Callable[[str], None] = lambda text: None) -> Comparison:
+def compare(order: Order, processes: int = PROCESSES, report: Callable[[str], None] = lambda text: None) -> Comparison:
     """Run the program in several processes, each of which times all sides. `ProblemError` where it fails.
 
     The program and the kernels run here as the user's own: without a jail, and the kernels were judged before.
@@ -126,7 +126,7 @@ def compare(order: Order, processes: int = PROCESSES, tell: Callable[[str], None
         with processor_turn(tuple(sorted(os.sched_getaffinity(0)))):
             found.append(_times(order.model_copy(update={"errors": number == 0})))
         medians = (f"{name} {statistics.median(times):.3g} ms" for name, times in found[-1].samples.items())
-        tell(f"process {number + 1} of {processes}: {', '.join(medians)}")
+        report(f"process {number + 1} of {processes}: {', '.join(medians)}")
     return folded(order, found)
 
 

@@ -323,7 +323,7 @@ class Cutting:
         )
 
 
-def cut(watch: CallWatch, tell: Callable[[str], None]) -> Cutting:
+def cut(watch: CallWatch, report: Callable[[str], None]) -> Cutting:
     """Cut the calls that take their share of the program's time."""
     steps = counted_steps(watch.steps)
     program_ms = total_ms(steps)
@@ -331,7 +331,7 @@ def cut(watch: CallWatch, tell: Callable[[str], None]) -> Cutting:
     groups: dict[tuple[Any, ...], list[Draft]] = defaultdict(list)
     for trial in _trials(watch, times_of(steps), program_ms):
         share = 100 * min(1.0, trial.ms / max(program_ms, 1e-9))
-        tell(f"cutting {type(trial.kind.module).__name__} ({share:.1f} % of the time)")
+        report(f"cutting {type(trial.kind.module).__name__} ({share:.1f} % of the time)")
         try:
             for draft in trial.drafts():
                 if draft.ms >= LEAST_SHARE * program_ms:
@@ -342,7 +342,7 @@ def cut(watch: CallWatch, tell: Callable[[str], None]) -> Cutting:
     names = _names(groups, list(map(id, watch.kinds.values())))
     for key, group in sorted(groups.items(), key=lambda item: -sum(draft.ms for draft in item[1])):
         first = group[0]
-        tell(f"trying {first.piece.title}")
+        report(f"trying {first.piece.title}")
         try:
             found.add(names[key], sorted(group, key=lambda draft: -draft.ms)[:MOST_SIZES])
         except CannotCut as error:

@@ -236,7 +236,7 @@ def split_picture(captured: CapturedProgram, split: Split) -> str:
 
 
 def split_capture(
-    folder: Path, top: int = TOP, compiling: Settings | None = None, tell: Callable[[str], None] = lambda text: None
+    folder: Path, top: int = TOP, compiling: Settings | None = None, report: Callable[[str], None] = lambda text: None
 ) -> Split:
     """Choose at most `top` parts, and write `split.json` and `split.svg`; with settings torch.compile is measured.
 
@@ -248,11 +248,11 @@ def split_capture(
     try:
         peaks = peaks_here(captured.is_gpu, captured.threads)
     except MachineError as error:
-        tell(f"no part has a floor: {error}")
+        report(f"no part has a floor: {error}")
 
     def speedup(part: Part) -> float | None:
         assert compiling is not None, "called only where it is given"
-        tell(f"measuring torch.compile on {part.id}")
+        report(f"measuring torch.compile on {part.id}")
         return speedup_of_compile(folder, part, compiling)
 
     split = choose(captured, top, peaks, speedup if compiling else None)

@@ -230,9 +230,9 @@ class CallWatch:
     """Watches while it is entered. `most_steps` are profiled; later ones are only counted."""
 
     def __init__(
-        self, most_steps: int, tell: Callable[[str], None] = lambda text: None, with_values: bool = False
+        self, most_steps: int, report: Callable[[str], None] = lambda text: None, with_values: bool = False
     ) -> None:
-        self.most_steps, self.tell, self.with_values = most_steps, tell, with_values
+        self.most_steps, self.report, self.with_values = most_steps, report, with_values
         self.compiled = False
         """Whether the program compiled something itself."""
         self.kinds: dict[tuple[Any, ...], CallKind] = {}
@@ -315,7 +315,7 @@ class CallWatch:
             self._open.start()
             self._began, self._looked_s = time.perf_counter(), 0.0
         elif self.steps_seen % 100 == 0:
-            self.tell(f"{self.steps_seen} steps, the first {self.most_steps} of them profiled")
+            self.report(f"{self.steps_seen} steps, the first {self.most_steps} of them profiled")
 
     def _close_step(self) -> None:
         if self._open is None:
@@ -326,7 +326,7 @@ class CallWatch:
         times = read_step(list(self._open.events()), CALL, LOOK)  # type: ignore[no-untyped-call]
         self._open = None
         self.steps.append(SeenStep(wall_ms, times))
-        self.tell(f"step {len(self.steps)}: {self.steps[-1].ms:.3g} ms, {len(times.places)} places")
+        self.report(f"step {len(self.steps)}: {self.steps[-1].ms:.3g} ms, {len(times.places)} places")
 
     def _place(self, root: _Root, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         began = time.perf_counter()
