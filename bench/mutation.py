@@ -20,7 +20,7 @@ SUBJECTS = {
     "metrics": ("evals/metrics.py",),
 }
 """Files that mutants are drawn from. Only `--draw` reads them."""
-PACKAGES = ("kernelwright_child", "problems", "prompts", "sandbox", "agent", "evals", "programs", "kernelwright")
+PACKAGES = ("kernelwright_child", "problems", "prompts", "sandbox", "agent", "evals", "kernelwright")
 EACH, SEED = 40, 2026
 
 COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {

@@ -8,7 +8,6 @@ torch.compile, the others not slower. What is there is not made again, so a benc
 card.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from bench.chosen import chosen
 from bench.gpu_facts import Report
-from kernelwright.programs.compare.comparison import Comparison, words
+from kernelwright.programs.compare import Comparison, words
 from kernelwright.programs.record import read_split, write_record
 from kernelwright_child import driver
 
@@ -94,14 +93,7 @@ def comparison(name: str, top: Path, small: list[str]) -> Comparison:
     if not kept.is_file():
         how = ("--run", str(top / f"{name}-run"), "--processes", PROCESSES, "--picture", str(top / f"{name}.svg"))
         kept.write_text(_said("compare", *_script(name, small, *how, "--json")), encoding="utf-8")
-    return read_comparison(kept.read_text(encoding="utf-8"))
-
-
-def read_comparison(said: str) -> Comparison:
-    """What `compare --json` prints: the record, and the name of its clock."""
-    facts = json.loads(said)
-    del facts["timing_clock"]
-    return Comparison.model_validate(facts)
+    return Comparison.model_validate_json(kept.read_text(encoding="utf-8"))
 
 
 def _script(name: str, small: list[str], *options: str) -> tuple[str, ...]:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from kernelwright.evals.runs import run
     from kernelwright.integrations.reward import Reward, RewardTerms, reward
     from kernelwright.problems import Problem, load_problem
-    from kernelwright.programs.apply.kept import apply
-    from kernelwright.programs.apply.placing import applied
-    from kernelwright.programs.capture.capturing import capture, capturing
+    from kernelwright.programs.apply import apply
+    from kernelwright.programs.capture import capture, capturing
+    from kernelwright.programs.placing import applied
     from kernelwright.sandbox.judge.judging import Judge, judge
     from kernelwright.sandbox.pool.rewarding import Judged, Judging, JudgingError, judge_all
     from kernelwright.sandbox.verdict.settings import Settings
@@ -51,9 +51,9 @@ _HOMES = {
     "evals.runs": ("run",),
     "integrations.reward": ("Reward", "RewardTerms", "reward"),
     "problems": ("Problem", "load_problem"),
-    "programs.apply.kept": ("apply",),
-    "programs.apply.placing": ("applied",),
-    "programs.capture.capturing": ("capture", "capturing"),
+    "programs.apply": ("apply",),
+    "programs.capture": ("capture", "capturing"),
+    "programs.placing": ("applied",),
     "sandbox.judge.judging": ("Judge", "judge"),
     "sandbox.pool.rewarding": ("Judged", "Judging", "JudgingError", "judge_all"),
     "sandbox.verdict.settings": ("Settings",),

@@ -7,11 +7,8 @@ from typing import NoReturn
 
 import typer
 
-from kernelwright.commands import programs
-from kernelwright.commands.judging import doctor, judge, problems, score, serve
-from kernelwright.commands.options.terminal import version, with_exit_codes, with_verbosity
-from kernelwright.commands.results import exchange, showing
-from kernelwright.commands.search import batch, models, prompt, run
+from kernelwright.commands import batch, exchange, judge, models, problems, programs, results, run, score, serve
+from kernelwright.terminal import before_any_command, with_exit_codes, with_options
 
 app = typer.Typer(
     name="kernelwright",
@@ -21,24 +18,24 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-app.callback()(version)
+app.callback()(before_any_command)
 for name, command in (
     ("run", run.run),
     ("capture", programs.capture),
     ("split", programs.split),
     ("judge", judge.judge),
-    ("extract", prompt.extract),
-    ("prompt", prompt.prompt),
+    ("extract", models.extract),
+    ("prompt", models.prompt),
     ("resume", run.resume),
     ("replay", run.replay),
-    ("doctor", doctor.doctor),
+    ("doctor", serve.doctor),
     ("score", score.score),
     ("serve", serve.serve),
     ("mcp", serve.mcp),
-    ("leaderboard", showing.leaderboard),
-    ("inspect", showing.inspect),
-    ("diff", showing.diff),
-    ("show", showing.show),
+    ("leaderboard", results.leaderboard),
+    ("inspect", results.inspect),
+    ("diff", results.diff),
+    ("show", results.show),
     ("import", exchange.import_),
     ("export", exchange.export),
     ("compare", programs.compare),
@@ -49,7 +46,7 @@ for name, group in (("problems", problems.app), ("batch", batch.app), ("models",
 for group in (app, problems.app, batch.app, models.app):
     for registered in group.registered_commands:
         assert registered.callback is not None
-        registered.callback = with_exit_codes(with_verbosity(registered.callback))
+        registered.callback = with_exit_codes(with_options(registered.callback))
 
 
 def main() -> None:
@@ -62,11 +59,11 @@ def main() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End now: to take the interpreter apart takes half a second once torch is imported, and nobody waits for that."""
+    """End at once: the interpreter's own end takes half a second once torch is imported."""
     atexit._run_exitfuncs()
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:  # whoever read has gone
+    except OSError:  # the reader has gone
         code = code or 1
     os._exit(code)

@@ -26,6 +26,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "kernelwright": ("problems", "prompts", "sandbox", "agent", "evals", "programs", "kernelwright_child"),
 }
 """The packages that each package may import, beside itself."""
+FOLDERS = {"programs": "kernelwright/programs"}
+"""Where a package lies that is not a folder at the top."""
 SLACK = 1.01
 """How far a budget may stand above the measured figure."""
 TEXTS = frozenset({"catalog", "examples"})
@@ -46,8 +48,9 @@ def modules() -> dict[str, Module]:
     """All shipped modules by their import name."""
     found = {}
     for package in BELOW:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT / package).with_suffix("").parts
+        folder = ROOT / FOLDERS.get(package, package)
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
             if TEXTS & set(parts) or (package == "kernelwright" and parts[0] in BELOW):
                 continue
             module = Module(package, ".".join(parts[:-1]), parts[-1], path)

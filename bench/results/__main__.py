@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.commands.options.terminal import FELL_SHORT, with_exit_codes
+from kernelwright.terminal import FELL_SHORT, with_exit_codes
 
 ROOT = Path(__file__).parents[2]
 UNDER_WAY = "under-way"

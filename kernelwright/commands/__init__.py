@@ -1,1 +1,1 @@
-"""Commands by what they are for. Heavy imports stand inside the functions, so that `--help` answers at once."""
+"""Commands by topic. Heavy imports are inside the functions, so that `--help` answers at once."""

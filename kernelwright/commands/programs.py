@@ -1,6 +1,5 @@
 """`kernelwright capture`, `split` and `compare`: what is slow in a user's program, and what became of it."""
 
-import json
 import runpy
 import sys
 import traceback
@@ -9,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernelwright.commands.options.judging_options import JailOption, MemoryOption, compile_modes
-from kernelwright.commands.options.terminal import DONE, FELL_SHORT, UserMistake, table_console, writing
+from kernelwright.options import JailOption, MemoryOption, TopOption, compile_modes
+from kernelwright.terminal import DONE, FELL_SHORT, UserMistake, json_option, note, table_console, writing
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.verdict.settings import Settings
@@ -18,13 +17,13 @@ if TYPE_CHECKING:
 
 def split(
     folder: Annotated[Path, typer.Argument(help="Folder of the capture.")],
-    top: Annotated[int, typer.Option(min=1, help="Parts to choose at most.")] = 5,
+    top: TopOption = 5,
     compiled: Annotated[
         bool, typer.Option("--compile", help="Measure what torch.compile makes of them; up to a minute for each.")
     ] = False,
     memory: MemoryOption = None,
     jail: JailOption = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="The choice as one JSON object, nothing else.")] = False,
+    as_json: Annotated[bool, json_option("The choice as one JSON object, nothing else.")] = False,
 ) -> None:
     """Choose the parts where most could be had, none inside another; a table, split.json and split.svg."""
     from kernelwright.programs.record import read_capture, read_split
@@ -32,12 +31,13 @@ def split(
     captured = read_capture(folder)
     settings = None
     if compiled:
-        from kernelwright.commands.options.judging_options import JudgingOptions
+        from kernelwright.options import JudgingOptions
         from kernelwright.sandbox.jail.zygote import become_a_judge
 
         threads = None if captured.is_gpu else captured.threads
         become_a_judge(threads)
-        settings = JudgingOptions("cuda" if captured.is_gpu else "cpu", memory, threads, jail=jail).settings()
+        asked = JudgingOptions(memory=memory, threads=threads, jail=jail)
+        settings = asked.settings("cuda" if captured.is_gpu else "cpu")
     show_split(folder, top, settings, quiet=as_json)
     if as_json:
         print(read_split(folder).model_dump_json())
@@ -50,7 +50,7 @@ def show_split(folder: Path, top: int, compiling: "Settings | None" = None, quie
 
     captured = read_capture(folder)
     console = table_console(highlight=False)
-    choice = split_capture(folder, top, compiling, _tell)
+    choice = split_capture(folder, top, compiling, note)
     if quiet:
         return
     console.print(split_table(captured, choice))
@@ -65,7 +65,7 @@ def capture(
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments, behind --.")] = None,
     out: Annotated[Path | None, typer.Option(help="New folder; default: captures/TIME.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Calls of the model that are profiled; later ones just run.")] = 4,
-    top: Annotated[int, typer.Option(min=1, help="Parts to choose at most.")] = 5,
+    top: TopOption = 5,
     with_values: Annotated[
         bool, typer.Option("--with-values", help="Keep weights and inputs too, as values.safetensors.")
     ] = False,
@@ -74,22 +74,18 @@ def capture(
 
     It runs as it is, with your rights: it is your program. Nothing is sent anywhere.
     """
-    from kernelwright.programs.capture.capturing import Wishes, capturing_script, new_folder
+    from kernelwright.programs.capture import Wishes, capturing_script, new_folder
 
     if not script.is_file():
         raise UserMistake(f"there is no script {script}; check the path")
     words = " ".join([script.name, *(arguments or [])])
-    wishes = Wishes(new_folder(out), words, steps, with_values, _tell)
+    wishes = Wishes(new_folder(out), words, steps, with_values, note)
     with capturing_script(wishes):
         _run(script, arguments or [])
     if with_values:
         size = (wishes.out / "values.safetensors").stat().st_size
-        _tell(f"weights and inputs take {size / 2**20:.3g} MiB in {wishes.out / 'values.safetensors'}")
+        note(f"weights and inputs take {size / 2**20:.3g} MiB in {wishes.out / 'values.safetensors'}")
     show_split(wishes.out, top)
-
-
-def _tell(text: str) -> None:
-    print(f"kernelwright: {text}", file=sys.stderr, flush=True)
 
 
 def _run(script: Path, arguments: list[str]) -> None:
@@ -119,15 +115,15 @@ def compare(
     ] = None,
     processes: Annotated[int, typer.Option(min=2, help="Processes of the program, one after the other.")] = 5,
     picture: Annotated[Path | None, typer.Option(help="SVG file to draw it into.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with every sample, nothing else.")] = False,
+    as_json: Annotated[bool, json_option("One JSON object with every sample, nothing else.")] = False,
 ) -> None:
     """Time your program with the run's kernels, against eager as shipped and torch.compile; compare what it gives.
 
     It runs here, as you would start it: this is no jail. Exit code 0 where the whole is right and faster than every
     baseline beyond doubt, 1 where it is not.
     """
-    from kernelwright.programs.compare.comparison import Order, drawn, words
-    from kernelwright.programs.compare.comparison import compare as compared
+    from kernelwright.programs.compare import Order, drawn, words
+    from kernelwright.programs.compare import compare as compared
 
     if not script.is_file():
         raise UserMistake(f"there is no program {script}; name a Python file")
@@ -135,10 +131,9 @@ def compare(
         raise UserMistake("say which kernels: --run runs/TIME, a run over the program's capture")
     modes = () if compiled == ["none"] else compile_modes(compiled or ["default"])
     order = Order(script=str(script), arguments=tuple(arguments or ()), run=str(run), compiled=modes, errors=True)
-    found = compared(order, processes, _tell)
+    found = compared(order, processes, note)
     if picture is not None:
         with writing(picture):
             picture.write_text(drawn(found), encoding="utf-8")
-    clock = {"timing_clock": found.whole.timing_clock}
-    print(json.dumps(found.model_dump(mode="json") | clock) if as_json else words(found))
+    print(found.model_dump_json() if as_json else words(found))
     raise typer.Exit(DONE if found.is_faster else FELL_SHORT)

@@ -1,10 +1,17 @@
-"""The tools of `agent_tools` over the Model Context Protocol, on standard input and output."""
+"""The judge as tools of a coding agent, over the Model Context Protocol on standard input and output.
+
+An agent reads a problem and its prompt, judges, profiles and sees the best kernel. Every reply is bounded. Files are
+read below the folder that the server was started in, and nowhere else.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+import json
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
-from typing import Annotated, Any, TypeVar
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 import anyio
 from mcp.server.mcpserver import Context, MCPServer
@@ -12,16 +19,34 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, InputRequiredResult, TextContent, ToolAnnotations
 from pydantic import Field, ValidationError
 
-from kernelwright.integrations.agent_tools import AgentTools, ToolRefused, ToolVerdict
-from kernelwright.problems import ProblemError
+from kernelwright.evals.runs import first_prompt
+from kernelwright.integrations.reward import LONGEST, RewardTerms, feedback, reward
+from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
 from kernelwright.problems.problem import first_fault
+from kernelwright.problems.source import reading_below
 from kernelwright.prompts import Target
-from kernelwright.sandbox.judge.given import shown
+from kernelwright.prompts.rendering import fenced, trimmed
+from kernelwright.sandbox.authenticity.scan import candidate_of
+from kernelwright.sandbox.judge.given import is_file_name, shown
+from kernelwright.sandbox.machine import needs_device
 from kernelwright.sandbox.pool.protocol import ExecutorError
-from kernelwright.sandbox.pool.rewarding import JudgingError
+from kernelwright.sandbox.pool.rewarding import Judging, JudgingError
+from kernelwright.sandbox.verdict.report import counted_speedup
+from kernelwright.sandbox.verdict.settings import Settings
 
+LONGEST_TEXT = 60_000
+"""Characters of a prompt, a reference or a kernel in a reply; some 15,000 tokens."""
+LONGEST_SOURCE = 2**20
+CONCURRENCY = 4
+SIZES = ("cpu", "gpu")
+TERMS = RewardTerms(paid="all")
+"""The operators that a candidate may use are the problem's own policy here."""
+FACTS = (
+    "outcome", "stage", "speedup", "speedup_low", "speedup_high", "comparison", "against", "candidate_ms", "floor_ms",
+    "speedup_any", "timing_clock", "launch_bound",
+)  # fmt: skip
 EVERY_S = 2.0
-"""How often whoever waits is told that it goes on."""
+"""Seconds between two reports of progress."""
 INSTRUCTIONS = """\
 A judge of kernels: it builds a candidate in a jail, compares it with a reference on inputs that it draws itself, and
 times both in turn. A candidate is one Python file that defines `ModelNew` in the place of the reference's `Model`.
@@ -39,27 +64,184 @@ T = TypeVar("T")
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
+class ToolRefused(ValueError):
+    """A refused request; one sentence with the remedy, for the agent to read."""
+
+
+class ToolVerdict(NamedTuple):
+    """The verdict on a source: in words, and the few facts that a program may want."""
+
+    words: str
+    facts: dict[str, Any]
+
+
+class Best(NamedTuple):
+    source: str
+    report: Mapping[str, Any]
+    origin: str
+
+    @property
+    def low(self) -> float:
+        """The lower end of the speedup's interval, by which kernels are ranked."""
+        return counted_speedup(float(self.report["speedup_low"]), self.report["comparison"])
+
+
+class AgentTools:
+    """One agent's session: a judge for each device that is needed, and the best kernels so far. Use it as a context."""
+
+    def __init__(self, folder: Path, run: Path | None = None, server: str | None = None, **chosen: Any) -> None:
+        """`run`: one whose best kernels count too. `chosen`: settings; without a device that of the source's language.
+
+        `server`: the address of a service that judges in place of processes here.
+        """
+        self.folder, self._run, self._server, self._chosen = folder.resolve(), run, server, chosen
+        self._open = AsyncExitStack()
+        self._judges: dict[tuple[str, bool], Judging] = {}
+        self._starting = asyncio.Lock()
+        self._best: dict[str, Best] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open.aclose()
+
+    def problems(self) -> str:
+        return "\n".join(f"{name}: {load_problem(name).title}" for name in catalog_names())
+
+    def problem(self, name: str, size: str | None = None) -> str:
+        found = self._problem(name, size)
+        facts = found.model_dump(mode="json", exclude={"source", "origin"}, exclude_none=True)
+        return f"{json.dumps(facts)}\n{fenced(trimmed(found.source, LONGEST_TEXT), 'python')}"
+
+    def prompt(self, name: str, target: Target) -> str:
+        """The prompt for a first draft, as a language model reads it."""
+        size = None if target == "cpp" or name not in catalog_names() else "gpu"
+        return trimmed(first_prompt(self._problem(name, size), target).text, LONGEST_TEXT)
+
+    async def judge(
+        self, name: str, source: str | None, path: str | None, size: str | None = None, profile: bool = False
+    ) -> ToolVerdict:
+        text = self._source(source, path)
+        device = self._chosen.get("device")
+        if device is None:
+            language = candidate_of(text.encode(errors="replace").decode()).language
+            device = "cuda" if needs_device(language, self._problem(name, size).size) else "cpu"
+        problem = self._problem(name, size or ("gpu" if device != "cpu" and name in catalog_names() else None))
+        judged = await (await self._judge_on(device, profile and device != "cpu")).judge(problem, text)
+        if judged.report is None:
+            raise ToolRefused(f"no verdict, and not the candidate's fault: {judged.error}")
+        worth = reward(judged.report, TERMS)
+        words = feedback(judged.report, worth, LONGEST)
+        if worth.value and not worth.is_quarantined:
+            words += self._remembered(problem, text, judged.report)
+        if profile:
+            words += "".join(f"\n{line}" for line in _processor_lines(judged.report))
+        return ToolVerdict(words, {key: judged.report.get(key) for key in FACTS} | {"flags": list(worth.flags)})
+
+    def best(self, name: str, size: str | None = None) -> str:
+        parts = []
+        for one in SIZES if size is None and name in catalog_names() else (size,):
+            problem = self._problem(name, one)
+            if (found := self._best_of(problem)) is not None:
+                words = feedback(found.report, reward(found.report, TERMS), LONGEST)
+                head = f"{problem.name} at size {problem.size}, {found.origin}"
+                parts.append(f"{head}\n{words}\n{fenced(trimmed(found.source, LONGEST_TEXT), 'python')}")
+        return "\n\n".join(parts) or f"nothing right yet for {name}"
+
+    def _best_of(self, problem: Problem) -> Best | None:
+        """The best kernel of this session or of the run."""
+        found = [self._best[problem.digest]] if problem.digest in self._best else []
+        folder = self._run / "best" / problem.name if self._run else None
+        if folder is not None and (folder / "verdict.json").is_file():
+            report = json.loads((folder / "verdict.json").read_text())
+            if report["problem_digest"] == problem.digest:
+                origin = f"attempt {report['attempt']} of {report['run']}"
+                found.append(Best((folder / "candidate.py").read_text(), report, origin))
+        return max(found, key=lambda best: best.low, default=None)
+
+    def _remembered(self, problem: Problem, source: str, report: Mapping[str, Any]) -> str:
+        mine = Best(source, report, "judged in this session")
+        best = self._best_of(problem)
+        if best is not None and best.low >= mine.low:
+            return f"\nthe best so far stays: {best.low:.3g} x at least, this one {mine.low:.3g} x"
+        self._best[problem.digest] = mine
+        return f"\nthe best so far: {mine.low:.3g} x at least"
+
+    def _source(self, source: str | None, path: str | None) -> str:
+        if (source is None) == (path is None):
+            raise ToolRefused("give the candidate as one of source and path")
+        if source is not None and is_file_name(source):
+            raise ToolRefused(f"the source is {shown(source)}, the name of a file; give that as path")
+        text = source
+        if text is None:
+            found = self._below(str(path))
+            if found is None or found.suffix != ".py" or not found.is_file():
+                raise ToolRefused(f"{path!r} is no .py file below {self.folder}; give one, or its text as source")
+            text = found.read_text(errors="replace")
+        if len(text) > LONGEST_SOURCE:
+            raise ToolRefused(f"the source has {len(text)} characters, and at most {LONGEST_SOURCE} are judged")
+        return text
+
+    def _below(self, path: str) -> Path | None:
+        try:
+            found = (self.folder / path).resolve()
+            return found if found.is_relative_to(self.folder) and found.exists() else None
+        except (OSError, ValueError):  # too long, or with a null byte: no path can be this
+            return None
+
+    def _problem(self, name: str, size: str | None) -> Problem:
+        file, mark, part = name.partition("::")
+        try:
+            if name in catalog_names():
+                return load_problem(name, size)
+            found = self._below(file)
+            if found is None:
+                raise ToolRefused(f"{name!r} is no name of list_problems and no file below {self.folder}; give one")
+            with reading_below(self.folder):
+                return load_problem(f"{found}{mark}{part}", size)
+        except ProblemError as error:
+            raise ToolRefused(str(error)) from None
+
+    async def _judge_on(self, device: str, profile: bool) -> Judging:
+        async with self._starting:  # a second request meanwhile finds the judge that is started here
+            if (device, profile) not in self._judges:
+                settings = Settings.model_validate(
+                    {"effort": "search"} | self._chosen | {"device": device, "profile": profile}
+                )
+                judging = Judging(CONCURRENCY, settings, self._server)
+                self._judges[device, profile] = await self._open.enter_async_context(judging)
+            return self._judges[device, profile]
+
+
+def _processor_lines(report: Mapping[str, Any]) -> list[str]:
+    if report["outcome"] == "failed" or report["device"] != "cpu":
+        return []
+    measured, lines = report["measurement"], []
+    walls = {"candidate": report["candidate_ms"], "eager": report["baselines_ms"].get("eager")}
+    for side, wall_ms in walls.items():
+        if wall_ms and measured[f"{side}_cpu_ms"]:
+            used_ms = median(measured[f"{side}_cpu_ms"])
+            lines.append(f"{side}: {used_ms:.3g} ms of processor time a call, {used_ms / wall_ms:.2g} cores busy")
+    return [*lines, f"threads that both have: {measured['threads']}"]
+
+
 class KernelServer(MCPServer[None]):
-    """A server that tells wrong arguments in a sentence, as all that is refused."""
+    """A server that refuses wrong arguments in a sentence, as it does all else."""
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[None, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        """What the tool gives. Raises `ToolError`."""
+        """Call a tool. Raises `ToolError`."""
         try:
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
-            if isinstance(error.__cause__, ValidationError):
-                raise ToolError(f"Error executing tool {name}: {_wrong(error.__cause__)}") from error.__cause__
-            raise
-
-
-def _wrong(error: ValidationError) -> str:
-    fault = first_fault(error)
-    given = error.errors(include_url=False)[0]
-    if given["type"] == "missing":
-        return f"it needs {fault.key}; give it"
-    return f"{fault.key} is {shown(given['input'])}; {fault.said.replace('Input', 'it', 1)}"
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            fault, given = first_fault(error.__cause__), error.__cause__.errors(include_url=False)[0]
+            said = f"{fault.key} is {shown(given['input'])}; {fault.said.replace('Input', 'it', 1)}"
+            wrong = f"it needs {fault.key}; give it" if given["type"] == "missing" else said
+            raise ToolError(f"Error executing tool {name}: {wrong}") from error.__cause__
 
 
 def server_of(tools: AgentTools) -> MCPServer[None]:
@@ -86,44 +268,44 @@ def server_of(tools: AgentTools) -> MCPServer[None]:
     @server.tool(annotations=READS, structured_output=False)
     async def read_problem(problem: Name, size: Size = None) -> str:
         """A problem: its reference program, and by which rules a candidate is judged (precision, operators, values)."""
-        return await _said(anyio.to_thread.run_sync(tools.problem, problem, size))
+        return await _answer(anyio.to_thread.run_sync(tools.problem, problem, size))
 
     @server.tool(annotations=READS, structured_output=False)
     async def read_prompt(problem: Name, target: Target = "cuda") -> str:
         """The whole prompt for a first draft: contract, hardware, a worked example in the target language."""
-        return await _said(anyio.to_thread.run_sync(tools.prompt, problem, target))
+        return await _answer(anyio.to_thread.run_sync(tools.prompt, problem, target))
 
     @server.tool(annotations=READS, structured_output=False)
     async def best_so_far(problem: Name, size: Size = None) -> str:
         """The fastest right kernel of a problem so far: its source, and what it was measured at."""
-        return await _said(anyio.to_thread.run_sync(tools.best, problem, size))
+        return await _answer(anyio.to_thread.run_sync(tools.best, problem, size))
 
     @server.tool(annotations=READS)
     async def judge(
         ctx: Context[Any, Any], problem: Name, source: Source = None, path: File = None, size: Size = None
     ) -> CallToolResult:
         """Judge a candidate: is it right, and how fast against the reference? Takes seconds, a first build longer."""
-        return _result(await _said(_telling(ctx, tools.judge(problem, source, path, size))))
+        return _result(await _answer(_with_progress(ctx, tools.judge(problem, source, path, size))))
 
     @server.tool(annotations=READS)
     async def profile(
         ctx: Context[Any, Any], problem: Name, source: Source = None, path: File = None, size: Size = None
     ) -> CallToolResult:
         """Judge, and say where the time goes: kernels and ncu's counters on a GPU, busy cores on a processor."""
-        return _result(await _said(_telling(ctx, tools.judge(problem, source, path, size, profile=True))))
+        return _result(await _answer(_with_progress(ctx, tools.judge(problem, source, path, size, profile=True))))
 
     return server
 
 
-async def _said(work: Awaitable[T]) -> T:
+async def _answer(work: Awaitable[T]) -> T:
     try:
         return await work
     except (ToolRefused, ProblemError, JudgingError, ExecutorError) as error:
         raise ToolError(str(error)) from None
 
 
-async def _telling(ctx: Context[Any, Any], work: Awaitable[ToolVerdict]) -> ToolVerdict:
-    """Wait for it, and tell whoever asked for progress that it goes on; whoever cancels takes it back."""
+async def _with_progress(ctx: Context[Any, Any], work: Awaitable[ToolVerdict]) -> ToolVerdict:
+    """Wait for it, and report progress to a client that asked for it; where the client cancels, the work ends."""
     task, seconds = asyncio.ensure_future(work), 0.0
     try:
         while not task.done():

@@ -1,9 +1,9 @@
-"""An OpenEnv environment: a problem is posed, each step judges one answer, and what the verdict says comes back.
+"""An OpenEnv environment: a problem is posed, each step judges one answer and gives its verdict.
 
     uvicorn --factory kernelwright.integrations.openenv_environment:app
 
-A step earns what its candidate is worth beyond the best of the episode, so that the rewards of an episode add up to
-the worth of its best kernel, and handing in the same again earns nothing.
+A step earns the gain of its candidate over the best of the episode. So the rewards of an episode add up to the worth
+of its best kernel, and the same answer again earns nothing.
 """
 
 import random
@@ -41,10 +41,10 @@ class KernelAction(Action):
 
 
 class KernelObservation(Observation):
-    """What is said about it. `reward` is what it adds to the best of the episode; None where nothing was judged."""
+    """The judge's answer. `reward` is the gain over the best of the episode; None where nothing was judged."""
 
     text: str
-    """After a reset the prompt; after a step what the verdict says, in words."""
+    """After a reset the prompt; after a step the verdict in words."""
     worth: float | None = None
     """The reward of this answer for itself."""
     flags: tuple[Flag, ...] = ()
@@ -90,8 +90,8 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
         worth, gain = scored.reward.value, None
         if worth is not None:
             gain = max(0.0, worth - state.best)
-            best = (worth, scored.source) if gain else (state.best, state.best_source)
-            state.best, state.best_source = best
+            if gain:
+                state.best, state.best_source = worth, scored.source
         state.step_count, state.steps_left = state.step_count + 1, state.steps_left - 1
         done = not state.steps_left or worth == 1
         state.steps_left = 0 if done else state.steps_left

@@ -1,7 +1,7 @@
-"""Completions scored: the candidate out of each, judged, and what its verdict is worth. Trainers' hooks stand on this.
+"""Completions scored: the candidate out of each is judged, and its verdict rewarded. Hooks of trainers use this.
 
 One judge is kept warm for all of them: a process of its own, or with `server` (or `KERNELWRIGHT_SERVER`) a service. It
-lives in a thread with an event loop, so that trainers with and without loops of their own can ask.
+lives in a thread with an event loop, so that trainers with and without loops of their own can call it.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from kernelwright.sandbox.verdict.verdicts import Candidate
 Completion = str | Sequence[Mapping[str, Any]]
 """The text of a reply, or the messages of a conversation, of which the assistant's last is the reply."""
 SEARCHING = Settings(effort="search")
-"""As much effort as it takes to choose; the interval is as honest as that of a ranking."""
+"""As much effort as a choice takes; the interval is as honest as that of a ranking."""
 STARTING = threading.Lock()
 """Held while a scorer starts its thread; not the scorer's own, so that one can be sent to another process before."""
 T = TypeVar("T")
@@ -33,7 +33,7 @@ T = TypeVar("T")
 class ScoredCompletion(NamedTuple):
     reward: Reward
     words: str
-    """What to tell the model: why there is no candidate, or what the verdict says."""
+    """For the model: why there is no candidate, or the verdict."""
     source: str | None = None
     """The candidate; None where the reply holds none."""
     report: dict[str, Any] | None = None
@@ -41,10 +41,10 @@ class ScoredCompletion(NamedTuple):
 
 
 def training_problem(name: str | os.PathLike[str], device: str = "cpu") -> Problem:
-    """A problem as it is best trained on: where it allows any operators, the candidate's own kernels alone count.
+    """Load a problem for training: where it allows any operators, the candidate's own kernels alone count.
 
-    Else wrapping the reference in torch.compile, or one call of a library beside a kernel that does nothing, would be
-    what is learnt first. On a GPU a catalog problem comes at its size for that. Raises `ProblemError`.
+    Else a model would first learn to wrap the reference in torch.compile, or to call a library next to a kernel that
+    does nothing. On a GPU a catalog problem comes at its size for that. Raises `ProblemError`.
     """
     problem = load_problem(name, "gpu" if device != "cpu" and name in catalog_names() else None)
     return problem.model_copy(update={"operators": "custom-only"}) if problem.operators == "any" else problem
@@ -91,10 +91,10 @@ class CompletionScorer:
         return self._problems[given]
 
     def score(self, problems: Sequence[GivenProblem], completions: Sequence[Completion]) -> list[ScoredCompletion]:
-        """What each completion comes to, in their order. Equal candidates for one problem are judged once.
+        """Score the completions, in their order. Equal candidates for one problem are judged once.
 
-        Raises `ProblemError` for a name that is none, `ValueError` for what is no problem or completion and where there
-        is not one problem for each completion, and `JudgingError` where not one of them can be judged.
+        Raises `ProblemError` for an unknown name, and `JudgingError` where not one of them can be judged. Raises
+        `ValueError` for other types, and where there is not one problem for each completion.
         """
         return self._begin(self._score(problems, completions)).result()
 
@@ -112,7 +112,7 @@ class CompletionScorer:
     def _begin(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         with STARTING:
             if self._loop is None:
-                self._loop, self._turn = asyncio.new_event_loop(), asyncio.Lock()
+                self._loop, self._starting = asyncio.new_event_loop(), asyncio.Lock()
                 threading.Thread(target=self._loop.run_forever, name="kernelwright-scorer", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
@@ -149,7 +149,7 @@ class CompletionScorer:
         return ScoredCompletion(worth, feedback(judged.report, worth), source, judged.report)
 
     async def _judge(self, problem: Problem, candidate: Candidate) -> Judged:
-        """A judge that ended is started anew, once; what ended it may have been somebody else's candidate."""
+        """Judge; a judge that ended is started again, once, since another candidate may have ended it."""
         judging = await self._started()
         try:
             return await judging.judge(problem, candidate)
@@ -158,14 +158,14 @@ class CompletionScorer:
             return await (await self._started()).judge(problem, candidate)
 
     async def _started(self) -> Judging:
-        async with self._turn:
+        async with self._starting:
             if self._judging is None:
                 self._judging = await Judging(*self._judging_options).__aenter__()
             return self._judging
 
     async def _restart(self, dead: Judging | None) -> None:
-        """End the judge, unless another one stands in the place of `dead` already."""
-        async with self._turn:
+        """End the judge, unless another one has replaced `dead` already."""
+        async with self._starting:
             ending = self._judging if dead in (None, self._judging) else None
             if ending is not None:
                 self._judging = None
@@ -173,20 +173,18 @@ class CompletionScorer:
 
 
 def _replies(completions: Sequence[Completion]) -> list[str]:
-    """The text of each. Raises `ValueError` for what is no completion, and says which one."""
+    """The text of each. Raises `ValueError` for another type, with its place."""
+    texts: list[str] = []
     given: list[Any] = listed(completions, "completions")
     for index, one in enumerate(given):
         is_talk = isinstance(one, Sequence) and all(isinstance(message, Mapping) for message in one)
         if not isinstance(one, str) and not is_talk:
             raise ValueError(f"completions[{index}] is {shown(one)}; give a text, or the messages of a conversation")
-    return [_reply(one) for one in given]
-
-
-def _reply(completion: Completion) -> str:
-    if isinstance(completion, str):
-        return completion
-    spoken = [message for message in completion if message.get("role") == "assistant"]
-    content = spoken[-1].get("content") if spoken else ""
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text", "") for part in content or () if part.get("type") == "text")
+        content = one
+        if not isinstance(one, str):
+            spoken = [message for message in one if message.get("role") == "assistant"]
+            content = spoken[-1].get("content") if spoken else ""
+        if not isinstance(content, str):
+            content = "".join(part.get("text", "") for part in content or () if part.get("type") == "text")
+        texts.append(content)
+    return texts

@@ -28,7 +28,7 @@ class KernelTaskConfig(vf.TaskConfig):
 
 
 class KernelTasksetConfig(vf.TasksetConfig):
-    """Which problems, and what answers are written in: `cpp` on a processor, `cuda`, `triton` and so on on a GPU."""
+    """The problems, and the language of answers: `cpp` on a processor, `cuda`, `triton` and others on a GPU."""
 
     problems: list[str]
     target: Target = "cpp"
@@ -44,7 +44,7 @@ def scorer_on(device: str, server: str | None) -> CompletionScorer:
 class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):
     @vf.reward
     async def kernel(self, trace: vf.Trace) -> float:
-        """What the last reply is worth. Raises where it could not be judged: the rollout is then none to learn from."""
+        """Reward the last reply. Raises where it could not be judged, so that nothing is learnt from the rollout."""
         scorer = scorer_on(self.config.device, self.config.server)
         (scored,) = await scorer.score_async([self.data.problem], [trace.last_reply])
         trace.info["kernelwright"] = {"flags": list(scored.reward.flags), "words": scored.words}

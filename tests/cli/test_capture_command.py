@@ -55,11 +55,6 @@ def test_a_script_that_fails_shows_its_own_traceback_and_ends_with_2(kernelwrigh
     assert not (files / "capture").exists()
 
 
-def test_top_without_a_capture_is_a_mistake(kernelwright, files):
-    done = kernelwright("run", "rms_norm", "--top", 2)
-    assert done.returncode == 2 and "--top" in done.stderr and "capture" in done.stderr
-
-
 def test_within_a_script_only_what_it_names_is_captured(kernelwright, files):
     (files / "part.py").write_text(
         "import kernelwright, torch\nfrom torch import nn\ntorch.set_num_threads(1)\n"

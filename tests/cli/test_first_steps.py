@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.commands.options.search_options import checked_config
-from kernelwright.commands.options.terminal import UserMistake, writing
+from kernelwright.commands.run import checked_config
 from kernelwright.sandbox.toolchain import python_header
+from kernelwright.terminal import UserMistake, writing
 from tests.support.runs import made_run
 
 
@@ -24,12 +24,6 @@ def test_what_the_disk_refuses_names_the_place_and_the_remedy():
     place = Path("/proc/nowhere")
     with pytest.raises(UserMistake, match=r"/proc/nowhere \(.*another"), writing(place):
         place.write_text("")
-
-
-def test_a_model_file_that_is_not_there_is_named(kernelwright):
-    done = kernelwright("models", "serve", "absent.gguf")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "absent.gguf" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -86,31 +86,6 @@ def test_a_folder_of_a_problem_is_named_as_it_lies_there(kernelwright, files):
     assert done.stdout.startswith("failed at scan: line 1: ") and "x = '\\x00'\n" in done.stdout
 
 
-MISTAKES = {
-    "an unknown problem": (("judge", "rellu", "right.py"), "no problem 'rellu'"),
-    "a missing candidate": (("judge", "problem.py", "absent.py"), "there is no candidate file absent.py"),
-    "a missing problem file": (("judge", "absent.py", "right.py"), "absent.py"),
-    "an unknown jail": (("judge", "problem.py", "right.py", "--jail", "x"), "there are: auto, strict, off"),
-    "an unknown torch.compile mode": (
-        ("judge", "problem.py", "right.py", "--compile", "x"),
-        "no torch.compile mode 'x'",
-    ),
-    "no candidate": (("judge", "problem.py"), "judge needs a problem and a candidate file"),
-    "a record that is none": (("judge", "--recheck", "right.py"), "the record right.py is no JSON"),
-    "a folder as candidate": (("judge", "problem.py", "."), "can not be read"),
-    "a size of a file": (("judge", "problem.py", "right.py", "--size", "gpu"), "size"),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_ends_with_2_and_one_sentence(kernelwright, files, name):
-    words, said = MISTAKES[name]
-    done = kernelwright(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
-    assert done.stderr.startswith("kernelwright: ") and done.stderr.count("\n") == 1
-
-
 BROKEN = {
     "no Model": (PROBLEM.replace("class Model(", "class Network("), "Model"),
     "no get_inputs": (PROBLEM.replace("def get_inputs", "def inputs"), "get_inputs"),

@@ -6,31 +6,19 @@ import pytest
 import typer
 
 from kernelwright.cli import app
-from kernelwright.commands.options.judging_options import (
-    JudgingOptions,
-    check_device,
-    check_together,
-    device_for,
-    memory_size,
-    size_for,
-)
-from kernelwright.commands.options.terminal import UserMistake
+from kernelwright.options import JudgingOptions, PlaceOptions, check_device, device_for, memory_size, size_for
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.terminal import UserMistake
 from kernelwright_child import driver
-from tests.support.problems import CUDA, RIGHT
+from tests.support.problems import RIGHT
 from tests.support.servers import fake_reply
 
 pytestmark = pytest.mark.slow
 
 
 COMMAND = typer.main.get_command(app)
-JUDGING = {
-    "judge": COMMAND.commands["judge"],
-    "run": COMMAND.commands["run"],
-    "score": COMMAND.commands["score"],
-    "problems check": COMMAND.commands["problems"].commands["check"],
-}
+CHECK = COMMAND.commands["problems"].commands["check"]
 WITHOUT_DEVICE = pytest.mark.skipif(driver.device_count() > 0, reason="this machine has a CUDA device")
 
 
@@ -38,33 +26,9 @@ def told(command, option):
     return next((one.help for one in command.params if option in one.opts), None)
 
 
-SHARED = [(name, option) for name in JUDGING for option in ("--device", "--dtype", "--memory", "--threads", "--jail")]
-SHARED += [
-    (name, option)
-    for name in ("run", "score")
-    for option in ("--compile", "--baselines", "--sanitize", "--profile", "--effort")
-]
-
-
-@pytest.mark.parametrize(("name", "option"), SHARED)
-def test_every_command_that_judges_tells_an_option_in_the_same_words(name, option):
-    assert told(JUDGING[name], option) == told(JUDGING["judge"], option) is not None
-
-
-@pytest.mark.parametrize("option", ["--executor", "--address", "--kind"])
-def test_where_many_candidates_are_judged_is_told_in_the_same_words(option):
-    assert told(JUDGING["run"], option) == told(JUDGING["score"], option) is not None
-
-
-@pytest.mark.parametrize("name", JUDGING)
-def test_every_command_that_judges_takes_a_size(name):
-    assert str(told(JUDGING[name], "--size")).startswith("Size of ")
-
-
-def test_a_check_of_problems_takes_the_policy_of_the_jail(kernelwright):
-    done = kernelwright("problems", "check", "rms_norm", "--jail", "loose")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "'loose'" in done.stderr and "auto, strict, off" in done.stderr
+@pytest.mark.parametrize("option", ["--size", "--device", "--dtype", "--memory", "--threads", "--accuracy", "--jail"])
+def test_a_check_of_problems_tells_an_option_in_the_words_of_a_judging(option):
+    assert told(CHECK, option) == told(COMMAND.commands["judge"], option) is not None
 
 
 @pytest.mark.parametrize(
@@ -88,46 +52,46 @@ def test_what_is_no_size_or_too_little_for_anything_is_a_mistake(text):
 
 
 def test_memory_is_a_child_s_on_a_processor_and_all_that_is_used_on_a_gpu():
-    assert JudgingOptions("cpu", memory="2GiB").settings().memory_bytes == 2**31
-    on_device = JudgingOptions("cuda:1", memory="2GiB").settings()
+    assert JudgingOptions(memory="2GiB").settings("cpu").memory_bytes == 2**31
+    on_device = JudgingOptions(memory="2GiB").settings("cuda:1")
     assert on_device.device_memory_bytes == 2**31
-    assert on_device.memory_bytes == JudgingOptions("cpu").settings().memory_bytes
+    assert on_device.memory_bytes == JudgingOptions().settings("cpu").memory_bytes
 
 
 def test_what_nobody_said_is_not_among_the_settings_that_were_chosen():
-    assert JudgingOptions("cpu").settings().model_fields_set == {"device", "jail", "compiled"}
+    assert JudgingOptions().settings("cpu").model_fields_set == {"device", "jail", "compiled"}
 
 
 def test_an_effort_is_one_of_three():
-    assert [JudgingOptions("cpu", effort=name).settings().effort for name in ("screen", "search", "rank")] == [
+    assert [JudgingOptions(effort=name).settings("cpu").effort for name in ("screen", "search", "rank")] == [
         "screen", "search", "rank",
     ]  # fmt: skip
     with pytest.raises(UserMistake, match=r"'quick'.* screen, search, rank"):
-        JudgingOptions("cpu", effort="quick").settings()
+        JudgingOptions(effort="quick").settings("cpu")
 
 
 def test_further_baselines_are_a_list_or_none():
-    assert JudgingOptions("cuda", baselines="tf32, shipped").settings().baselines == ("tf32", "shipped")
-    assert JudgingOptions("cuda", baselines="none").settings().baselines == ()
+    assert JudgingOptions(baselines="tf32, shipped").settings("cuda").baselines == ("tf32", "shipped")
+    assert JudgingOptions(baselines="none").settings("cuda").baselines == ()
 
 
 @pytest.mark.parametrize("names", ["fast", "tf32,", "none,tf32", "", "compiled-tf32"])
 def test_a_baseline_that_cannot_be_is_a_mistake(names):
     with pytest.raises(UserMistake, match=r"--baselines|--compile"):
-        JudgingOptions("cuda", baselines=names).settings()
+        JudgingOptions(baselines=names).settings("cuda")
 
 
 @pytest.mark.parametrize(
     ("options", "more", "said"),
     [
-        (JudgingOptions("cpu", effort="screen", compiled=["default"]), {}, "leave --compile"),
-        (JudgingOptions("cuda", effort="screen", sanitize=True), {}, "leave --compile, --sanitize"),
-        (JudgingOptions("cpu", effort="search"), {"min_pairs": 40}, "leave --pairs out"),
+        (JudgingOptions(effort="screen", compiled=["default"]), {}, "leave --compile"),
+        (JudgingOptions(effort="screen", sanitize=True), {}, "leave --compile, --sanitize"),
+        (JudgingOptions(effort="search"), {"min_pairs": 40}, "leave --pairs out"),
     ],
 )
 def test_what_a_smaller_effort_does_not_do_is_a_mistake_to_ask_for(options, more, said):
     with pytest.raises(UserMistake, match=said):
-        options.settings(**more)
+        options.settings("cuda", **more)
 
 
 @pytest.mark.parametrize(("asked", "count"), [("cpu", 0), ("cuda", 1), ("cuda:0", 1), ("cuda:3", 4), ("cuda:3", None)])
@@ -158,8 +122,8 @@ def test_every_language_may_be_judged_on_a_gpu_if_the_user_says_so(language):
 @pytest.mark.parametrize(("devices", "executor"), [(2, "local"), (None, "ray")])
 def test_one_device_by_its_number_is_not_several(devices, executor):
     with pytest.raises(UserMistake, match="--device cuda:1"):
-        check_together("cuda:1", devices, executor)
-    check_together("cuda", devices, executor)
+        PlaceOptions(executor, devices=devices).check_with("cuda:1")
+    PlaceOptions(executor, devices=devices).check_with("cuda")
 
 
 def test_a_catalog_problem_has_its_size_for_a_gpu_there_unless_another_is_asked_for():
@@ -178,38 +142,6 @@ def test_kernelbench_s_word_for_a_dtype_is_the_same_problem(word, name):
 def test_another_dtype_is_another_problem():
     digests = {load_problem("rms_norm", dtype=dtype).digest for dtype in (None, "float32", "float16", "bfloat16")}
     assert len(digests) == 4
-
-
-MISTAKES = {
-    "no device of that name": (("judge", "problem.py", "right.py", "--device", "gpu"), "no device 'gpu'"),
-    "no dtype of that name": (("judge", "problem.py", "right.py", "--dtype", "int8"), "no dtype 'int8'"),
-    "a dtype of a run": (("run", "problem.py", "--dtype", "int8"), "no dtype 'int8'; there are: float32, float16"),
-    "a dtype of a check": (("problems", "check", "problem.py", "--dtype", "int8"), "no dtype 'int8'"),
-    "no size": (("judge", "problem.py", "right.py", "--memory", "lots"), "--memory 'lots' is no size"),
-    "CUDA on a processor": (("judge", "problem.py", "cuda.py", "--device", "cpu"), "written in cuda runs on a CUDA"),
-    "Triton scored on a processor": (("score", "problem.py", "ours", "--device", "cpu"), "written in triton runs on a"),
-    "C++ asked for on a GPU": (("run", "problem.py", "--device", "cuda"), "target cpp asks for kernels that run on a"),
-    "one of several and two": (
-        ("score", "problem.py", "ours", "--device", "cuda:1", "--devices", "2"),
-        "--devices 2 takes the first",
-    ),
-    "one of a cluster's": (
-        ("run", "problem.py", "--target", "cuda", "--device", "cuda:1", "--executor", "ray"),
-        "a cluster hands out its own",
-    ),
-    "a tool for GPUs": (("run", "problem.py", "--threads", "4096"), "--threads is 4096"),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_ends_with_2_and_one_sentence(kernelwright, files, name):
-    (files / "cuda.py").write_text(CUDA)
-    (files / "ours/problem").mkdir(parents=True)
-    (files / "ours/problem/a.py").write_text(f"import triton\n\n@triton.jit\ndef kernel():\n    pass\n{RIGHT}")
-    words, said = MISTAKES[name]
-    done = kernelwright(*words)
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert said in done.stderr and done.stderr.count("\n") == 1
 
 
 @WITHOUT_DEVICE

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from kernelwright.commands.options.search_options import search_options
-from kernelwright.commands.options.terminal import UserMistake
+from kernelwright.commands.run import search_options
+from kernelwright.terminal import UserMistake
 from tests.support.search import new_log, searched
 
 
@@ -14,11 +14,6 @@ def test_a_run_replays_to_its_own_digest(tmp_path, kernelwright):
     done = kernelwright("replay", str(tmp_path / "run"), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["digest"] == digest
-
-
-def test_a_folder_that_is_no_run_is_told(tmp_path, kernelwright):
-    done = kernelwright("replay", str(tmp_path))
-    assert (done.returncode, "folder of a run" in done.stderr) == (2, True)
 
 
 def test_settings_are_read_as_numbers_lists_and_parts_of_a_budget():

@@ -89,30 +89,6 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(kernelwright, files, mo
     assert "Traceback" not in said
 
 
-NOWHERE = ("run", "problem.py", "--model", "m", "--base-url", "http://127.0.0.1:9/v1")
-MISTAKES = {
-    "no problem": (("run",), "name problems or a --suite"),
-    "an unknown suite": (("run", "--suite", "x"), "no suite 'x'"),
-    "no recorded answers": (("run", "problem.py"), "name a model"),
-    "no key": (("run", "problem.py", "--model", "m"), "OPENAI_API_KEY"),
-    "an unreachable server": ((*NOWHERE, "--set", "measure=false"), "cannot be reached"),
-    "an unknown strategy": ((*NOWHERE, "--strategy", "x"), "no strategy 'x'"),
-    "a folder that is taken": ((*NOWHERE, "--out", "."), "is not empty"),
-    "a cache that is a file": ((*NOWHERE, "--cache", "problem.py"), "choose another --cache folder"),
-    "a folder that is no run": (("resume", "."), "is not the folder of a run"),
-    "a missing folder": (("resume", "absent"), "there is no folder"),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_ends_with_2_and_a_sentence(kernelwright, files, name):
-    words, said = MISTAKES[name]
-    done = kernelwright(*words)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_an_html_answer_is_told_with_its_remedy(kernelwright, files):
     with Server(Answer("<html>hello</html>")) as server:
         url = server.url.removesuffix("/v1")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.commands.options.terminal import own_command
+from kernelwright.terminal import own_command
 from tests.support.problems import PROBLEM, RIGHT
 from tests.support.servers import fake_reply
 
@@ -91,32 +91,6 @@ def test_prompt_takes_versions_and_direction(kernelwright):
     text = kernelwright("prompt", "conv_transpose2d_strided_dilated", "--target", "cuda", *words).stdout
     assert "Python 3.8" in text and "PyTorch 1.13" in text and "CUDA 11.7" in text
     assert "Direction: backward" in text
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("prompt", "rms_norm", "--role", "fix"), ": propose, repair, improve"),
-        (("prompt", "rms_norm", "--target", "hip"), "there are: cpp, cuda, cutlass, "),
-        (("prompt", "rms_norm", "--role", "repair"), "needs a parent"),
-        (("prompt", "rms_norm", "--evidence", "log.txt"), "name that with --parent"),
-        (("judge", "rms_norm", "a.py", "--recheck", "record.json"), "--recheck"),
-        (("prompt", "rms_norm", "--target", "cuda", "--device", "H900"), "no device 'H900'"),
-        (("problems", "show", "rms_nrom"), "nearest: rms_norm"),
-        (("problems", "list", "--family", "x"), "no family 'x'"),
-        (("extract", "absent.txt"), "absent.txt"),
-        (("problems", "check", "rms_norm", "rms_nrom"), "nearest: rms_norm"),
-        (("problems", "check", "no/where"), "file no/where"),
-        (("problems", "check", "nowhere"), "no problem 'nowhere'"),
-        (("score", "nowhere", "."), "no problem 'nowhere'"),
-        (("problems", "check", "nowhere::level1/1"), "nowhere does not exist"),
-        (("problems", "check", "rms_norm", "--size", "tiny"), "no size 'tiny'"),
-    ],
-)
-def test_a_mistake_ends_with_2_and_one_sentence(kernelwright, words, said):
-    done = kernelwright(*words)
-    assert done.returncode == 2, done.stderr
-    assert said in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_problems_check_names_a_problem_that_a_collection_has_not(kernelwright, tmp_path):

@@ -18,9 +18,9 @@ import typer.main
 from pydantic import BaseModel
 
 import kernelwright
+from kernelwright import terminal
 from kernelwright.cli import app as kernelwright_app
-from kernelwright.commands.options import terminal
-from kernelwright.commands.results.exchange import FORMATS as EXPORT_FORMATS
+from kernelwright.commands.exchange import FORMATS as EXPORT_FORMATS
 
 Surface = dict[str, dict[str, Any]]
 ROOT = Path(__file__).parents[2]
@@ -99,8 +99,7 @@ def choices() -> Surface:
 
 def errors() -> Surface:
     """The exit code of each class of errors, by the name of the class."""
-    named = {name: code for table in terminal.CODES.values() for name, code in table.items()}
-    return {"errors": named}
+    return {"errors": dict(terminal.CODES)}
 
 
 def names() -> Surface:
@@ -210,8 +209,7 @@ def variables() -> Iterator[str]:
 
 def tools() -> Surface:
     """Tools of `kernelwright mcp` with their parameters."""
-    from kernelwright.integrations.agent_tools import AgentTools
-    from kernelwright.integrations.mcp_server import server_of
+    from kernelwright.integrations.mcp_server import AgentTools, server_of
 
     found: Surface = {}
     for tool in anyio.run(server_of(AgentTools(ROOT)).list_tools):

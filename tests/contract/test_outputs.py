@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kernelwright.commands.options import terminal
+from kernelwright import terminal
 from tests.contract import outputs, recorded
 from tests.support.commands import run_with
 from tests.support.processes import HEARING_CTRL_C

@@ -10,7 +10,7 @@ import pytest
 
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.commands.judging.judge import words
+from kernelwright.commands.judge import words
 from kernelwright.evals import tables
 from kernelwright.evals.formats.kernelbench import baseline_times
 from kernelwright.evals.formats.samples import row_of, write_kept

@@ -7,7 +7,7 @@ from kernelwright.agent.log.best import write_best
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.cli import app
-from kernelwright.commands.judging.judge import words
+from kernelwright.commands.judge import words
 from kernelwright.evals.formats.flashinfer import trace_of
 from kernelwright.evals.formats.kernelbench import eval_results
 from kernelwright.evals.formats.samples import row_of, run_outcomes, write_kept

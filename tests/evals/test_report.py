@@ -10,11 +10,11 @@ from rich.console import Console
 from kernelwright.agent.log.events import Event, Resumed, Stopped
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.commands.options.terminal import fit_for
 from kernelwright.evals.inspector.pages import RunModel
 from kernelwright.evals.plots import picture
 from kernelwright.evals.report import Progress, attempt_words, line_of, summary_rows, summary_table
 from kernelwright.evals.runs import LeftOut
+from kernelwright.terminal import fit_for
 from tests.support.runs import Writer, failed, made_run, passed, problem, setting
 from tests.support.search import PROBLEM, SETTING
 from tests.support.second_verdicts import shown

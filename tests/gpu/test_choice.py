@@ -2,11 +2,11 @@
 
 import pytest
 
-from kernelwright.commands.judging.score import place_of
-from kernelwright.commands.options.terminal import UserMistake
+from kernelwright.commands.score import place_of
 from kernelwright.evals.score import CandidateFile
 from kernelwright.sandbox.machine import needs_device, require_tools
 from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.terminal import UserMistake
 from kernelwright_child import driver
 from tests.gpu.honest import HONEST
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from kernelwright.commands.options.judging_options import check_tools
-from kernelwright.commands.options.terminal import UserMistake
+from kernelwright.options import JudgingOptions
 from kernelwright.problems import Problem
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.gpu_tools import Subject, looked_at
@@ -12,6 +11,7 @@ from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
+from kernelwright.terminal import UserMistake
 from tests.gpu.test_tools import CLEAN, COUNTERS, OVERRUN
 from tests.support.problems import PROBLEM, RIGHT
 
@@ -186,14 +186,13 @@ def test_a_driver_that_keeps_its_counters_fails_nobody_and_is_explained(subject,
 
 @pytest.mark.parametrize("option", ["sanitize", "profile"])
 def test_without_a_gpu_a_tool_is_the_users_mistake(option):
-    asked = {"sanitize": False, "profile": False} | {option: True}
     with pytest.raises(UserMistake, match=f"--{option} .*GPU"):
-        check_tools(**asked, gpu=False)
+        JudgingOptions(**{option: True}).check_tools(gpu=False)
 
 
 def test_a_tool_that_is_missing_is_the_machines_lack(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("kernelwright.sandbox.gpu_tools.PLACES", ())
     with pytest.raises(MachineError, match="--profile needs ncu"):
-        check_tools(sanitize=False, profile=True, gpu=True)
-    check_tools(sanitize=False, profile=True, gpu=True, local=False)
+        JudgingOptions(profile=True).check_tools(gpu=True)
+    JudgingOptions(profile=True).check_tools(gpu=True, local=False)

@@ -5,10 +5,12 @@ import json
 
 import pytest
 
-from kernelwright.integrations.agent_tools import LONGEST_TEXT, AgentTools, ToolRefused
 from kernelwright.problems import load_problem
 from kernelwright.problems.loading import CATALOG
 from tests.support.replies import REFERENCE
+
+pytest.importorskip("mcp", reason="mcp is not installed; `pip install 'kernelwright[mcp]'` to run this")
+from kernelwright.integrations.mcp_server import LONGEST_TEXT, AgentTools, ToolRefused
 
 
 @pytest.fixture

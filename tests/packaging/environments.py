@@ -15,7 +15,7 @@ import kernelwright
 
 ROOT = Path(kernelwright.__file__).parents[1]
 OTHERS = sysconfig.get_path("purelib")
-COLLIDING = ("agent", "evals", "problems", "programs", "prompts", "sandbox")
+COLLIDING = ("agent", "evals", "problems", "prompts", "sandbox")
 
 
 def done(*words: object, cwd: Path, code: int = 0, **variables: str) -> str:

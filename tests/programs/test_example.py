@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.program import read_comparison
-from kernelwright.programs.compare.comparison import words
+from kernelwright.programs.compare import Comparison, words
 
 ROOT = Path(__file__).parents[2]
 BIRDS = ROOT / "examples" / "birds"
@@ -41,7 +40,8 @@ def test_the_example_goes_the_whole_way(tmp_path, monkeypatch):
     assert "differ by 0.0e+00" in told and "another shape (1)" in told
     picture = tmp_path / "birds.svg"
     flags = ("--run", run, "--processes", 2, "--compile", "none", "--picture", picture)
-    told = words(read_comparison(said(*us, "compare", BIRDS / "birds.py", *flags, "--json", code=(0, 1))))
+    compared = said(*us, "compare", BIRDS / "birds.py", *flags, "--json", code=(0, 1))
+    told = words(Comparison.model_validate_json(compared))
     assert "taken 1 times a sample" in told and "REFUSED" not in told
     assert picture.read_text().startswith("<svg")
     assert "OK" in said(*us, "export", run, "--package", tmp_path / "listener_kernels")

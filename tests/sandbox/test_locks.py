@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernelwright.commands.options.terminal import INTERRUPTED
 from kernelwright.sandbox.locks import (
     WaitLimit,
     foreign_load,
@@ -24,6 +23,7 @@ from kernelwright.sandbox.locks import (
     try_lock,
 )
 from kernelwright.sandbox.verdict.errors import MachineError
+from kernelwright.terminal import INTERRUPTED
 from tests.sandbox.conftest import SCALED_ROWS
 from tests.support.processes import holders, locked_bytes, waiters
 

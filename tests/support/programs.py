@@ -94,7 +94,7 @@ def part_of_gates(direction="forward", training=False):
 
 
 def kernels_folder(folder, kernel=KERNEL, **how):
-    """A folder as `programs.apply.placing` reads it."""
+    """A folder as `programs.placing` reads it."""
     part = part_of_gates(**how).model_dump(mode="json")
     part |= {"places": PLACES, "dtype": None}
     (folder / "gate").mkdir(parents=True)

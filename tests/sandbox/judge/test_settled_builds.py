@@ -10,7 +10,7 @@ import uuid
 
 import pytest
 
-from kernelwright.commands.judging.judge import words
+from kernelwright.commands.judge import words
 from kernelwright.sandbox.calls.backend import Backend
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.pool.devices import WorkerOptions

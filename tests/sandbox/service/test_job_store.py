@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from kernelwright.commands.options.terminal import MACHINE_LACKS
 from kernelwright.sandbox.service.job_store import REMEDIES, TRIM_EVERY, DiskError, JobStore, StoreError
 from kernelwright.sandbox.service.text_process import read_request
+from kernelwright.terminal import MACHINE_LACKS
 from tests.support.service import ROOT, job
 
 LESS_THAN_A_MAP_BYTES = 16 * 2**10

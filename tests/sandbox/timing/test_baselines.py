@@ -43,14 +43,14 @@ def test_a_problems_status_is_found_once_for_all_judges(started):
 
 
 def test_a_status_stands_for_one_problem_and_one_kind_of_device():
-    assert Known(PROBLEM, Settings()).status == WEAK
+    assert Known(PROBLEM, backend_of(Settings())).status == WEAK
     assert backend_of(Settings()).baselines(PROBLEM).known_status == WEAK
     assert backend_of(Settings(device="cuda")).baselines(PROBLEM).known_status is None
     assert backend_of(Settings()).baselines(load_problem("sum_rows", "cpu")).known_status is None
 
 
 def test_a_status_of_other_rules_is_found_again(monkeypatch):
-    assert Known(PROBLEM, Settings()).status == WEAK
+    assert Known(PROBLEM, backend_of(Settings())).status == WEAK
     monkeypatch.setattr("kernelwright.sandbox.verdict.judge_version.JUDGE_VERSION", JUDGE_VERSION + 1)
     assert backend_of(Settings()).baselines(PROBLEM).known_status is None
 

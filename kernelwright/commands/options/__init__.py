@@ -1,1 +1,0 @@
-"""Options and checks that several commands share."""

@@ -1,1 +1,0 @@
-"""Commands that show and hand on what came of it."""

@@ -1,1 +1,0 @@
-"""Commands that search, and what a search needs."""

@@ -1,1 +1,0 @@
-"""A whole program with and without its kernels, end to end: paired, with a placebo, and its outputs compared."""

@@ -1,0 +1,63 @@
+"""What a run kept, put into the model by name; what is not worth it or not fit stays out, with the reason."""
+
+import pytest
+import torch
+
+from kernelwright import applied, apply
+from kernelwright.problems import ProblemError
+from kernelwright.programs.guarded import NoPlace
+from kernelwright.sandbox.storage import all_entries
+from tests.support.programs import COLUMNS, KERNEL, ROWS, Network, run_over_gates
+from tests.support.runs import doubted, failed, made_run, passed
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path / "cache"))
+
+
+def test_the_best_kernel_of_a_run_stands_in_the_model(tmp_path):
+    model, x = Network().eval(), torch.randn(ROWS, COLUMNS)
+    with torch.no_grad():
+        want = model(x)
+        assert apply(model, run_over_gates(tmp_path / "run")) is model
+        torch.testing.assert_close(model(x), want)
+    assert [(one.name, one.taken) for one in applied(model).kernels] == [("first", 1), ("second", 1)]
+
+
+def test_applied_twice_there_is_one_kernel_in_each_place(tmp_path):
+    model, run = Network().eval(), run_over_gates(tmp_path / "run")
+    apply(apply(model, run), run)
+    assert type(model.first).__mro__.count(type(model.first).__base__) == 1
+    assert len(applied(model).kernels) == 2
+
+
+def test_what_was_applied_counts_to_what_is_kept_and_the_longest_unused_goes(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNELWRIGHT_CACHE_GIB", "0")
+    model = Network().eval()
+    for number in range(3):
+        apply(model, run_over_gates(tmp_path / f"run-{number}", kernel=f"{KERNEL}\n# {number}\n"))
+    (last,) = all_entries().entries()
+    assert last.parent == tmp_path / "cache" / "applied" and list(last.parent.iterdir()) == [last]
+    assert (last / "gate" / "candidate.py").read_text().endswith("# 2\n")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "why"),
+    [(failed(), "no right kernel"), (passed(0.5), "not faster.* 0.50 x"), (passed(3.0, weak=True), "lazy answer")],
+)
+def test_what_is_not_right_or_not_faster_stays_out(tmp_path, verdict, why):
+    with pytest.raises(NoPlace, match=f"gate: .*{why}"):
+        apply(Network(), run_over_gates(tmp_path / "run", verdict=verdict))
+
+
+def test_a_kernel_whose_saving_is_unconfirmed_is_put_in(tmp_path):
+    model = Network().eval()
+    apply(model, run_over_gates(tmp_path / "run", verdict=doubted(1.5, "unconfirmed")))
+    assert len(applied(model).kernels) == 2
+
+
+def test_a_run_over_plain_problems_is_refused(tmp_path):
+    made_run(tmp_path / "run", problems=1, attempts=1)
+    with pytest.raises(ProblemError, match="no parts of a program"):
+        apply(Network(), tmp_path / "run")
