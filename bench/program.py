@@ -15,8 +15,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from bench.chosen import chosen
-from bench.gpu_facts import Report
+from bench.measuring import Report, chosen
 from kernelwright.programs.compare.comparison import Comparison, words
 from kernelwright.programs.record import read_split, write_record
 from kernelwright_child import driver

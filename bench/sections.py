@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.gpu_facts import Report
+from bench.measuring import Report
 from bench.results.figures import by_idea, by_role
 from bench.results.index import Kept, indexed
 from bench.results.records import Searched, read_lines, searched, write_lines

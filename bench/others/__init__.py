@@ -18,7 +18,7 @@ is not judged again. `KERNELWRIGHT_SECONDS` ends the run in time. Of a release o
 without a file it only draws.
 """
 
-from bench.gpu_facts import Report
+from bench.measuring import Report
 
 
 def run(*words: str) -> Report:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.gpu_facts import Report
+from bench.measuring import Report
 from bench.others.records import OURS, RECORDS, THEIRS, Row, add_rows
 from kernelwright.evals.boards.tables import in_markdown, markdown_table, number_text, share_text
 from kernelwright.evals.figures import geometric_mean

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from bench.beside_kernelbench import Found, evaluated
-from bench.chosen import Kept, is_in_time
-from bench.gpu_facts import NO_DEVICE, Report
+from bench.measuring import NO_DEVICE, Kept, Report, is_in_time
 from bench.others.records import OURS, REASON, THEIRS, Row, outcome_of, read_rows
 from bench.others.sources import Released, read, with_present_reference
 from kernelwright.sandbox.authenticity.languages import candidate_of

@@ -6,8 +6,6 @@ import random
 
 import pytest
 
-from bench.simulated.clock import run_simulated
-from bench.simulated.playing import play
 from kernelwright.agent.engine.replaying import replay
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.providers.kinds.simulated import (
@@ -20,7 +18,9 @@ from kernelwright.agent.providers.kinds.simulated import (
     source_of,
 )
 from kernelwright.agent.strategies import SHIPPED, load_strategy
+from tests.support.playing import play
 from tests.support.search import CONFIG, new_log, searched
+from tests.support.simulated import run_simulated
 
 
 def strategy(name, **options):

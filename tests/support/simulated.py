@@ -1,12 +1,11 @@
-"""An executor that only takes time, in the loop's own seconds: the dispatcher on more devices than there are.
-
-It is run under `bench.simulated.clock`, whose hours pass in seconds.
-"""
+"""Simulated devices and a clock that jumps: hours of a dispatcher on more devices than there are pass in seconds."""
 
 import asyncio
 import random
-from collections.abc import Callable
+import selectors
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from kernelwright.agent.providers.kinds.simulated import EVIDENCE
 from kernelwright.problems import Problem
@@ -14,6 +13,41 @@ from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.dispatch import Dispatcher, Warmth
 from kernelwright.sandbox.pool.protocol import Answer, Conditions, Device, Lost, Product, Stage, Work
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed
+
+T = TypeVar("T")
+
+
+class _Jumping(selectors.DefaultSelector):
+    """Never waits: the time that it was told to wait is added to the clock instead."""
+
+    skipped_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready: list[tuple[selectors.SelectorKey, int]] = super().select(0)
+        if not ready and timeout is None:
+            raise RuntimeError("nothing is left that could happen")
+        if not ready and timeout is not None and timeout > 0:
+            self.skipped_s += timeout
+        return ready
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """Threads and processes are unknown to its clock: use it for code that only sleeps and computes."""
+
+    def __init__(self) -> None:
+        self._jumping = _Jumping()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        """Seconds that were waited for; computing takes none."""
+        return self._jumping.skipped_s
+
+
+def run_simulated(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end on a clock that jumps."""
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        return runner.run(work)
+
 
 VERDICT = Failed(stage="check", reason="simulated", evidence=EVIDENCE)
 SPREAD = 0.5
@@ -88,31 +122,21 @@ class SimulatedExecutor:
         """Nothing is left behind."""
 
 
-class Load(Record):
-    """How a simulated run went."""
+async def search_many(executor: SimulatedExecutor, problems: int, attempts: int, slots: int) -> tuple[int, float]:
+    """Search problems side by side, each with `slots` attempts: ask, wait for the answer, judge.
 
-    judged: int
-    simulated_s: float
-    busy: float
-    """The share of the devices' time that something ran on them, from the first ask to the last verdict."""
-    an_hour: float
-    """Candidates judged in an hour, from the first quarter of the verdicts to the third: without start and end."""
-
-
-async def search_many(executor: SimulatedExecutor, problems: int, attempts: int, slots: int) -> Load:
-    """`problems` searches at once, each with `slots` attempts in flight: ask, wait for the answer, judge."""
+    Returns how many were judged, and the share of the devices' time that something ran on them.
+    """
     loop = asyncio.get_running_loop()
     rng = random.Random(executor.seed + 1)
     start = loop.time()
     async with Dispatcher(executor) as dispatcher:
-        ended: list[float] = []
 
         async def attempt_all(problem: Problem, numbers: list[int]) -> None:
             while numbers:
                 number = numbers.pop()
                 await asyncio.sleep(executor.times.latency_s * rng.uniform(1 - SPREAD, 1 + SPREAD))
                 await dispatcher.judge(Work(problem=problem, candidate=Candidate(source=f"{problem.name} {number}")))
-                ended.append(loop.time())
 
         searches = []
         for at in range(problems):
@@ -120,8 +144,5 @@ async def search_many(executor: SimulatedExecutor, problems: int, attempts: int,
             numbers = list(range(attempts))
             searches += [attempt_all(problem, numbers) for _ in range(slots)]
         await asyncio.gather(*searches)
-        spent = loop.time() - start
-        busy = sum(dispatcher.tally.busy_s.values()) / (executor.count * spent)
-    first, last = len(ended) // 4, 3 * len(ended) // 4
-    an_hour = 3600 * (last - first) / (ended[last] - ended[first])
-    return Load(judged=dispatcher.tally.ended["time"], simulated_s=spent, busy=busy, an_hour=an_hour)
+        busy_s = sum(dispatcher.tally.busy_s.values())
+        return dispatcher.tally.ended["time"], busy_s / (executor.count * (loop.time() - start))
