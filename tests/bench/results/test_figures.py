@@ -20,7 +20,7 @@ from bench.results.index import indexed, meet, read_index, records_in
 from bench.results.keeping import keep
 from bench.results.page import write_page
 from bench.results.records import Searched, read_lines, searched, write_lines
-from bench.results.selection import Chosen, read_selection, table
+from bench.results.selection import Chosen, read_selection
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.agent.log.events import Confirmed, Stopped
 from kernelwright.agent.log.run_log import RunLog, Setting
@@ -32,7 +32,7 @@ from kernelwright.problems import ProblemError
 from kernelwright.problems.record.problem import Origin
 from kernelwright.sandbox.pool.protocol import Conditions
 from kernelwright.sandbox.verdict.settings import Settings
-from tests.bench.results.walk import ROOT, SETTINGS
+from tests.bench.results.walk import ROOT, SETTINGS, table
 from tests.support.runs import REFERENCE, Writer, ended, evidence, failed, passed, problem, writing
 
 CONDITIONS = Conditions(judge_version="h2", device="Example CPU", torch="2", settings="{}")

@@ -4,12 +4,13 @@ The problems are those of our catalog, under a benchmark's addresses; the answer
 them.
 """
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from bench.results.selection import Chosen, digest_of, table
+from bench.results.selection import Chosen, digest_of
 from kernelwright.agent.providers.kinds.recorded import story_folder
 from kernelwright.problems import load_problem
 from tests.support.commands import run_with
@@ -33,6 +34,15 @@ options = [
 ]
 
 """
+
+
+def table(problems):
+    """The problems as TOML, a line each."""
+    lines = [
+        f'"{address}" = {{ file = "{one.file}", sha256 = "{one.sha256}", dtypes = {json.dumps(one.dtypes)} }}'
+        for address, one in problems.items()
+    ]
+    return "\n".join(["[problems]", *lines, ""])
 
 
 class Walk:
