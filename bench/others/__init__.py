@@ -22,7 +22,7 @@ from bench.measuring import Report
 
 
 def run(*words: str) -> Report:
-    """About ten seconds a kernel and judging, and less where builds overlap."""
+    """Kernels that others released, judged here and by KernelBench's evaluator; ten seconds a kernel and judging."""
     if words[:1] == ("keep",):
         from bench.others.page import keep
 
