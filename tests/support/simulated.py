@@ -3,146 +3,115 @@
 import asyncio
 import random
 import selectors
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import NamedTuple
 
 from kernelwright.agent.providers.kinds.simulated import EVIDENCE
-from kernelwright.problems import Problem
-from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.pool.dispatch import Dispatcher, Warmth
-from kernelwright.sandbox.pool.protocol import Answer, Conditions, Device, Lost, Product, Stage, Work
+from kernelwright.sandbox.pool.protocol import Answer, Conditions, Device, Lost, Product, Work
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed
-
-T = TypeVar("T")
-
-
-class _Jumping(selectors.DefaultSelector):
-    """Never waits: the time that it was told to wait is added to the clock instead."""
-
-    skipped_s = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready: list[tuple[selectors.SelectorKey, int]] = super().select(0)
-        if not ready and timeout is None:
-            raise RuntimeError("nothing is left that could happen")
-        if not ready and timeout is not None and timeout > 0:
-            self.skipped_s += timeout
-        return ready
-
-
-class SimulatedLoop(asyncio.SelectorEventLoop):
-    """Threads and processes are unknown to its clock: use it for code that only sleeps and computes."""
-
-    def __init__(self) -> None:
-        self._jumping = _Jumping()
-        super().__init__(self._jumping)
-
-    def time(self) -> float:
-        """Seconds that were waited for; computing takes none."""
-        return self._jumping.skipped_s
-
-
-def run_simulated(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end on a clock that jumps."""
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-        return runner.run(work)
-
+from tests.support.problems import tiny_problem
 
 VERDICT = Failed(stage="check", reason="simulated", evidence=EVIDENCE)
 SPREAD = 0.5
 """Simulated times lie within this share of their mean, evenly."""
 
 
-class Times(Record):
-    """Mean seconds of each part."""
+class Jumping(selectors.DefaultSelector):
+    """Never waits: the time that it was to wait is added to the clock instead."""
+
+    skipped_s = 0.0
+
+    def select(self, timeout=None):
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise RuntimeError("nothing is left that could happen")
+        if not ready and timeout > 0:
+            self.skipped_s += timeout
+        return ready
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """Knows no threads and processes: use it for code that only sleeps and computes."""
+
+    def __init__(self):
+        self.jumping = Jumping()
+        super().__init__(self.jumping)
+
+    def time(self):
+        return self.jumping.skipped_s
+
+
+def run_simulated(work):
+    """Run a coroutine to its end on a clock that jumps."""
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        return runner.run(work)
+
+
+class Times(NamedTuple):
+    """Mean seconds of a build, of judging, of starting a problem's references, and from an ask to its answer."""
 
     build_s: float = 20.0
-    """One build, alone on its core."""
     judge_s: float = 12.0
-    """Load, check and time one candidate, with the problem's references at hand."""
     cold_s: float = 6.0
-    """Starting the references of a problem on a device."""
     latency_s: float = 30.0
-    """From an ask to its answer."""
 
 
 @dataclass
 class SimulatedExecutor:
-    """See `Executor`."""
+    """An executor that only takes time; `losing` says at the end of each stage whether the worker is lost."""
 
     times: Times
     count: int
     builders: int
-    kinds: tuple[str, ...] = ("simulated",)
+    kinds: tuple = ("simulated",)
     takes_turns: bool = False
-    seed: int = 0
-    losing: Callable[[Stage, Work], bool] = lambda stage, work: False
-    """Asked at the end of each stage: whether the worker is lost now."""
-    _rng: random.Random = field(init=False)
-    _warmth: Warmth = field(default_factory=Warmth)
+    losing: object = lambda stage, work: False
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    warmth: Warmth = field(default_factory=Warmth)
 
-    def __post_init__(self) -> None:
-        self._rng = random.Random(self.seed)
+    async def open(self):
+        kinds = [self.kinds[ordinal % len(self.kinds)] for ordinal in range(self.count)]
+        return tuple(Device(kind=kind, ordinal=n, conditions=Conditions.here(kind, {})) for n, kind in enumerate(kinds))
 
-    async def open(self) -> tuple[Device, ...]:
-        """Devices of the kinds in turn."""
-        return tuple(
-            Device(kind=kind, ordinal=ordinal, conditions=Conditions.here(kind, {}))
-            for ordinal in range(self.count)
-            for kind in (self.kinds[ordinal % len(self.kinds)],)
-        )
-
-    async def build(self, work: Work) -> Answer | Product:
-        """Takes `build_s`."""
-        await self._spend("build", self.times.build_s, work)
+    async def build(self, work):
+        await self.spend("build", self.times.build_s, work)
         return Product(work.candidate.digest)
 
-    async def run(self, stage: Stage, work: Work, product: Product, device: Device) -> Answer:
-        """Takes `judge_s`, and `cold_s` where the device does not have the problem's references."""
-        warm = self._warmth.use(device.name, work.problem.digest)
-        await self._spend(stage, self.times.judge_s + (0.0 if warm else self.times.cold_s), work)
+    async def run(self, stage, work, product, device):
+        warm = self.warmth.use(device.name, work.problem.digest)
+        await self.spend(stage, self.times.judge_s + (0.0 if warm else self.times.cold_s), work)
         return Answer(verdict=VERDICT)
 
-    async def _spend(self, stage: Stage, mean_s: float, work: Work) -> None:
-        await asyncio.sleep(mean_s * self._rng.uniform(1 - SPREAD, 1 + SPREAD))
+    async def spend(self, stage, mean_s, work):
+        await asyncio.sleep(mean_s * self.rng.uniform(1 - SPREAD, 1 + SPREAD))
         if self.losing(stage, work):
             raise Lost("simulated")
 
-    async def revive(self, device: Device) -> bool:
-        """Takes `cold_s`."""
-        self._warmth.forget(device.name)
+    async def revive(self, device):
+        self.warmth.forget(device.name)
         await asyncio.sleep(self.times.cold_s)
         return True
 
-    def release(self, problem: Problem) -> None:
-        """Nothing is kept."""
+    def release(self, problem):
+        """Keep nothing."""
 
-    async def close(self) -> None:
-        """Nothing is left behind."""
+    async def close(self):
+        """Leave nothing behind."""
 
 
-async def search_many(executor: SimulatedExecutor, problems: int, attempts: int, slots: int) -> tuple[int, float]:
-    """Search problems side by side, each with `slots` attempts: ask, wait for the answer, judge.
-
-    Returns how many were judged, and the share of the devices' time that something ran on them.
-    """
-    loop = asyncio.get_running_loop()
-    rng = random.Random(executor.seed + 1)
-    start = loop.time()
+async def search_many(executor, problems, attempts, slots):
+    """Search problems side by side; return how many were judged, and the share of the devices' time that was used."""
+    loop, rng = asyncio.get_running_loop(), random.Random(1)
     async with Dispatcher(executor) as dispatcher:
 
-        async def attempt_all(problem: Problem, numbers: list[int]) -> None:
+        async def attempt_all(problem, numbers):
             while numbers:
                 number = numbers.pop()
                 await asyncio.sleep(executor.times.latency_s * rng.uniform(1 - SPREAD, 1 + SPREAD))
                 await dispatcher.judge(Work(problem=problem, candidate=Candidate(source=f"{problem.name} {number}")))
 
-        searches = []
-        for at in range(problems):
-            problem = Problem(name=f"p{at}", title="", family="simulated", size="cpu", source=str(at))
-            numbers = list(range(attempts))
-            searches += [attempt_all(problem, numbers) for _ in range(slots)]
-        await asyncio.gather(*searches)
+        asked = [(tiny_problem(str(at), name=f"p{at}"), list(range(attempts))) for at in range(problems)]
+        await asyncio.gather(*(attempt_all(*one) for one in asked for _ in range(slots)))
         busy_s = sum(dispatcher.tally.busy_s.values())
-        return dispatcher.tally.ended["time"], busy_s / (executor.count * (loop.time() - start))
+        return dispatcher.tally.ended["time"], busy_s / (executor.count * loop.time())

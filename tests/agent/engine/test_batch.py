@@ -17,30 +17,16 @@ from kernelwright.agent.strategies import load_strategy
 from kernelwright.problems import Problem
 from kernelwright.prompts import TargetVersions, cpu_sheet
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere
+from tests.support.problems import stateless
 from tests.support.simulated import run_simulated
 
 pytestmark = pytest.mark.slow
 
 
-SOURCE = """\
-import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.softmax(x, dim=-1)
-
-
-def get_inputs():
-    return [torch.randn(8, 8)]
-
-
-def get_init_inputs():
-    return []
-"""
+SOFTMAX = stateless("torch.softmax(x, dim=-1)", "torch.randn(8, 8)")
 CONFIG = SearchConfig(model="m", attempts=6, drafts=2, patience=3, problems_at_once=2, runner_up=0)
 PROBLEMS = [
-    Problem(name=f"made_up_{number}", title="Softmax", family="simulated", size="cpu", source=SOURCE)
+    Problem(name=f"made_up_{number}", title="Softmax", family="simulated", size="cpu", source=SOFTMAX)
     for number in range(4)
 ]
 

@@ -65,18 +65,17 @@ class Walk:
             problems[address] = Chosen(file=path.name, sha256=digest_of(path), dtypes=DTYPES[address])
         (self.results / "selection.toml").write_text(SETTINGS + table(problems))
 
-    def bench(self, *words: object) -> subprocess.CompletedProcess[str]:
-        return self._call("bench.results", *words, "--folder", self.results)
+    def bench(
+        self, *words: object, folder: Path | None = None, **surroundings: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "bench.results", *map(str, words), "--folder", folder or self.results],
+            capture_output=True, text=True, cwd=self.root, timeout=600, check=False,
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | surroundings,
+        )  # fmt: skip
 
     def kernelwright(self, *words: object) -> subprocess.CompletedProcess[str]:
         return run_with(self.root, *words, timeout=600)
-
-    def _call(self, module: str, *words: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", module, *map(str, words)],
-            capture_output=True, text=True, cwd=self.root, timeout=600, check=False,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
 
     def answer(self, run: Path, most: int = 9) -> int:
         """Write answers to open tasks of a run, as many at most; how many were written."""
