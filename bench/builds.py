@@ -81,7 +81,7 @@ class Built(NamedTuple):
 
     @property
     def words(self) -> str:
-        """How it was built, and its error."""
+        """Shortcuts of the build, and its error."""
         return "; ".join((*self.ways, self.refused))
 
 

@@ -1,7 +1,7 @@
 """Recorded answers of the catalog through the judge on a GPU: verdict, speedup with interval, share of the roofline.
 
-`python -m bench gpu_catalog` judges the last recorded CUDA answer of each problem at size gpu, each in a process of its
-own with a time limit; words of its own:
+`python -m bench gpu_catalog` judges the last recorded CUDA answer of each problem at size gpu, in a process of its own
+with a time limit. Options:
 
 - names of problems in place of all; `--all` for every answer of a recorded session; `--backward` for gradients too;
 - `--limit SECONDS` for each answer;

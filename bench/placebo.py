@@ -4,11 +4,11 @@ On the processor, `python -m bench placebo`: `KERNELWRIGHT_PLACEBOS` judgings (2
 those that `KERNELWRIGHT_BENCH` names, with `KERNELWRIGHT_EFFORT` (rank). Run it on an otherwise idle machine: on a busy
 one most answers are `too_noisy`, which is right and proves nothing.
 
-On a GPU, `python -m bench gpu_placebo`: 20 problems from 10 us to 10 ms, small and of several GiB, side by side with a
-placebo, so that it shows whether the clock favours a side or a place in the order. `KERNELWRIGHT_BENCH` picks problems,
-by addresses too; `catalog` is all of the catalog, and a checkout of a benchmark all of that. `KERNELWRIGHT_VERDICTS`
-(40) is how many verdicts all problems together have, `KERNELWRIGHT_EFFORT` (search) their effort. Each is a line of
-`gpu-placebo.jsonl`; what is there is not judged again. `gpu_placebo FILE...` only reports on such files.
+On a GPU, `python -m bench gpu_placebo`: 20 problems from 10 us to 10 ms, small and of several GiB, beside a placebo. It
+shows whether the clock favours a side or a place in the order. `KERNELWRIGHT_BENCH` picks problems, by addresses too;
+`catalog` is all of the catalog, and a checkout of a benchmark all of that. `KERNELWRIGHT_VERDICTS` (40) is how many
+verdicts 20 problems get, `KERNELWRIGHT_EFFORT` (search) their effort. Each is a line of `gpu-placebo.jsonl`; what is
+there is not judged again. `gpu_placebo FILE...` only reports on such files.
 """
 
 import math

@@ -1,9 +1,8 @@
 """Sections of a prompt, iterations and ideas, and their worth to a language model: from the record of real runs.
 
 `python -m bench sections` prints the tables of docs/search.md. `python -m bench sections RUN...` takes the folders of
-runs into the record first: runs over the same problems that differ in what was left out of their prompts (`kernelwright
-run --without SECTION`), and of which one leaves out nothing. Only what a first prompt brings is compared: the first
-attempt at each problem.
+runs into the record first. These are runs over the same problems with other sections left out of their prompts
+(`kernelwright run --without SECTION`), and one leaves out nothing. Only the first attempt at each problem is compared.
 """
 
 import statistics

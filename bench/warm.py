@@ -3,9 +3,9 @@
 `python -m bench warm`: the last recorded C++ answer of three problems, again and again, on an otherwise idle machine.
 The first judging, which builds it and starts the references, is not counted; from the shell the build is kept too.
 
-`python -m bench gpu_warm`: for each problem of the catalog with a recorded CUDA answer, at size gpu, that answer and
-one that is wrong by a tenth, at effort `search`, against eager and one mode of torch.compile. All are built first, side
-by side, and the first verdict of each is not counted. `KERNELWRIGHT_COMPILED` names other modes than `default`.
+`python -m bench gpu_warm`: the last recorded CUDA answer of each problem of the catalog and one that is wrong by a
+tenth, at size gpu and effort `search`, against eager and one mode of torch.compile. All are built first, side by side,
+and the first verdict of each is not counted. `KERNELWRIGHT_COMPILED` names other modes than `default`.
 """
 
 import os

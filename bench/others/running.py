@@ -27,7 +27,7 @@ IN_FLIGHT, BUILT_AHEAD = 4, 8
 
 
 class _Rows:
-    """What is known, by key; each new row is on disk before the next is taken."""
+    """Known rows by key; each new row is on disk before the next is taken."""
 
     def __init__(self) -> None:
         self.kept = Kept("others.jsonl")

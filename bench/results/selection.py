@@ -31,7 +31,7 @@ class Chosen(Record):
 
 
 class Selection(Record):
-    """What is asked, and how."""
+    """Chosen problems, and the options of the runs over them."""
 
     source: str
     commit: str
@@ -47,7 +47,7 @@ class Selection(Record):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the options come to in a run's header, by the place there, such as `search.attempts`."""
+        """Values of the options in a run's header, by the place there, such as `search.attempts`."""
         words = shlex.split(" ".join(self.options))
         found: dict[str, Any] = {}
         for option, value in zip(words[::2], words[1::2], strict=True):
@@ -89,7 +89,7 @@ def digest_of(path: Path) -> str:
 
 
 def chosen_files(selection: Selection, tree: Path) -> dict[str, Path]:
-    """Where each chosen problem lies in a checkout, by address. Raises `ProblemError` where one is another."""
+    """Return the path of each chosen problem in a checkout, by address. Raises `ProblemError` where one differs."""
     there = {origin.id: path for path in files_of(tree) if (origin := origin_of(path))}
     for address, chosen in selection.problems.items():
         path = there.get(address)
@@ -100,7 +100,7 @@ def chosen_files(selection: Selection, tree: Path) -> dict[str, Path]:
 
 
 def chosen_texts(selection: Selection, tree: Path) -> dict[str, str]:
-    """What each chosen file says, by address. Raises `ProblemError`."""
+    """Return the text of each chosen file, by address. Raises `ProblemError`."""
     return {address: path.read_text(encoding="utf-8") for address, path in chosen_files(selection, tree).items()}
 
 
