@@ -203,14 +203,18 @@ def _problem(name: str) -> Problem:
 
 
 def _row(judge: Judge) -> dict[str, Any]:
-    """Judge once: samples, places in the order, and the check of the judge's own clock against events."""
     start = time.perf_counter()
     try:
-        verdict = _against_itself(judge)
+        found = _facts(_against_itself(judge))
     except Exception as error:  # the others are to be seen too
-        return {"outcome": "broken", "why": f"{type(error).__name__}: {error}", "seconds": _since(start)}
+        found = {"outcome": "broken", "why": f"{type(error).__name__}: {error}"}
+    return found | {"seconds": round(time.perf_counter() - start, 2)}
+
+
+def _facts(verdict: Verdict) -> dict[str, Any]:
+    """Return samples, places in the order, and the check of the judge's own clock against events."""
     if not isinstance(verdict, Passed):
-        return {"outcome": f"failed at {verdict.stage}", "why": verdict.reason, "seconds": _since(start)}
+        return {"outcome": f"failed at {verdict.stage}", "why": verdict.reason}
     measured, on_device = verdict.measurement, verdict.measurement.on_device
     eager, placebo = measured.against(EAGER), measured.placebo
     assert on_device is not None and eager is not None
@@ -233,12 +237,7 @@ def _row(judge: Judge) -> dict[str, Any]:
         "events_ms": statistics.median(events) if events else None,
         "check": check
         and check.model_dump() | {"time_ms": check.time_ms, "least_ms": check.least_ms, "most_ms": check.most_ms},
-        "seconds": _since(start),
     }
-
-
-def _since(start: float) -> float:
-    return round(time.perf_counter() - start, 2)
 
 
 def _line(row: dict[str, Any]) -> str:

