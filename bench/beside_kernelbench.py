@@ -1,14 +1,13 @@
-"""The same candidates through KernelBench's own evaluator and through ours: seconds, verdicts a minute, who is fooled.
+"""The same candidates through KernelBench's own evaluator and through ours: seconds, verdicts a minute, errors.
 
 `python -m bench beside_kernelbench TREE` takes a checkout of the benchmark and needs a CUDA device. Theirs and ours
-from the shell take turns, candidate by candidate; then all go through a running service and through one `score`. Each
-of the four has builds of its own, none at the start. `KERNELWRIGHT_WAYS=theirs,service` takes some of `theirs`,
-`shell`, `service` and `score`, for a machine that is had for minutes; `KERNELWRIGHT_CANDIDATES` the first so many of
-the twenty, `KERNELWRIGHT_EFFORT` another effort than `search`. A candidate has fooled whoever calls it right where it
-is not, or 1.2 times as fast where that is its lie.
+from the shell alternate, candidate by candidate; then all go through a running service. Each way has builds of its own,
+none at the start. `KERNELWRIGHT_WAYS=theirs,service` takes some of `theirs`, `shell` and `service`,
+`KERNELWRIGHT_CANDIDATES` the first so many of the twenty, `KERNELWRIGHT_EFFORT` another effort than `search`. A
+candidate has fooled a judge that calls it correct where it is not, or 1.2 times as fast where that is its lie.
 
-A line of JSON for each answer goes to `beside-kernelbench.jsonl` in the folder that `KERNELWRIGHT_OUT` names, or in
-`runs`; what is there is not asked again. `KERNELWRIGHT_SECONDS` ends the run in time; what is compared is whole.
+A line of JSON for each answer goes to `beside-kernelbench.jsonl`; what is there is not asked again. Only ways in which
+every candidate was answered are compared.
 """
 
 import json
@@ -22,33 +21,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.chosen import Kept, is_in_time
-from bench.foreign.candidates import CASES, ForeignCase
-from bench.gpu_facts import NO_DEVICE, Report
+from bench.kernelbench_candidates import CASES, ForeignCase
+from bench.measuring import NO_DEVICE, Kept, Report, is_in_time
 from kernelwright.sandbox.pool.rewarding import judge_all
 from kernelwright.sandbox.storage import VARIABLE
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child import driver
 
-THEIRS, SHELL, SERVICE, SCORE = "KernelBench, a process each", "ours, shell", "ours, service", "ours, one score"
-WAYS = {"theirs": THEIRS, "shell": SHELL, "service": SERVICE, "score": SCORE}
-EVALUATOR = Path(__file__).parent / "foreign" / "kernelbench_process.py"
-LIMIT_S, START_S, IN_FLIGHT = 300, 120, 4
+THEIRS, SHELL, SERVICE = "KernelBench, a process each", "ours, shell", "ours, service"
+WAYS = {"theirs": THEIRS, "shell": SHELL, "service": SERVICE}
+EVALUATOR = Path(__file__).with_name("kernelbench_evaluator.py")
+LIMIT_S, START_S, CONCURRENCY = 300, 120, 4
 FAST = 1.2
-LEAST_RATIO = 3.0
-"""Of the service's verdicts a minute over theirs."""
+LEAST_RATIO = {SERVICE: 3.0, SHELL: 1.0}
+"""Of our verdicts a minute over theirs."""
 
 
 class Found(NamedTuple):
-    """What one way says of one candidate."""
+    """One way's answer on one candidate."""
 
     correct: bool
     speedup: float | None
     seconds: float
 
 
-class Place(NamedTuple):
-    """Where the files of this run lie."""
+class Files(NamedTuple):
+    """The checkout, and a folder for the files of this run."""
 
     tree: Path
     folder: Path
@@ -60,9 +58,8 @@ class Place(NamedTuple):
         return next((root / level).glob(f"{number}_*.py"))
 
     def candidate(self, case: ForeignCase) -> Path:
-        """Where `score` looks for it too."""
-        path = self.folder / "candidates" / self.problem(case).stem / f"{case.name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Write the candidate's file."""
+        path = self.folder / f"{case.name}.py"
         path.write_text(case.source, encoding="utf-8")
         return path
 
@@ -78,65 +75,57 @@ class Place(NamedTuple):
 
 
 def run(*words: str) -> Report:
-    """About a quarter of an hour for all twenty."""
+    """The same candidates through KernelBench's own evaluator and ours; about a quarter of an hour for all twenty."""
     if len(words) != 1:
         return Report("  give a checkout of KernelBench: python -m bench beside_kernelbench TREE", holds=False)
     if driver.device_count() == 0:
         return NO_DEVICE
     cases = CASES[: int(os.environ.get("KERNELWRIGHT_CANDIDATES", len(CASES)))]
-    words_of_ways = list(dict.fromkeys(os.environ.get("KERNELWRIGHT_WAYS", ",".join(WAYS)).split(",")))
-    if not set(words_of_ways) <= WAYS.keys():
+    ways = list(dict.fromkeys(os.environ.get("KERNELWRIGHT_WAYS", ",".join(WAYS)).split(",")))
+    if not set(ways) <= WAYS.keys():
         return Report(f"  KERNELWRIGHT_WAYS takes some of {', '.join(WAYS)}", holds=False)
-    wanted = [WAYS[word] for word in words_of_ways]
+    wanted = [WAYS[way] for way in ways]
     with tempfile.TemporaryDirectory() as folder:
-        found = _found(Place(Path(words[0]).resolve(), Path(folder)), cases, wanted, Kept("beside-kernelbench.jsonl"))
-    whole = [way for way in wanted if len(found[way]) == len(cases)]
-    walls = {way: sum(one.seconds for one in found[way]) for way in whole}
-    lines = [_told(way, cases, found[way], walls[way]) for way in whole]
-    lines += [f"  {way}: {len(found[way])} of {len(cases)} answered" for way in wanted if way not in whole]
-    promised = []
-    for way, least in ((SERVICE, LEAST_RATIO), (SHELL, 1.0)):
-        if way in walls and THEIRS in walls:
-            ratio = walls[THEIRS] / walls[way]
+        files = Files(Path(words[0]).resolve(), Path(folder))
+        found = _found(files, cases, wanted, Kept("beside-kernelbench.jsonl"))
+    complete = [way for way in wanted if len(found[way]) == len(cases)]
+    lines = [_line(way, cases, found[way]) for way in complete]
+    lines += [f"  {way}: {len(found[way])} of {len(cases)} answered" for way in wanted if way not in complete]
+    kept = []
+    for way, least in LEAST_RATIO.items():
+        if way in complete and THEIRS in complete:
+            ratio = sum(one.seconds for one in found[THEIRS]) / sum(one.seconds for one in found[way])
             lines.append(f"  {way} against theirs: {ratio:.2f} times the verdicts a minute (promised: {least:g})")
-            promised.append(ratio >= least)
-    if not promised:
+            kept.append(ratio >= least)
+    if not kept:
         lines.append("  nothing is compared: a promise is about theirs beside the service or the shell")
-    return Report("\n".join(lines), all(promised))
+    return Report("\n".join(lines), all(kept))
 
 
-def _found(place: Place, cases: tuple[ForeignCase, ...], wanted: list[str], kept: Kept) -> dict[str, list[Found]]:
-    """What each way says of each candidate, in their order, as far as there was time."""
+def _found(files: Files, cases: tuple[ForeignCase, ...], wanted: list[str], kept: Kept) -> dict[str, list[Found]]:
+    """Ask each way about each candidate, as far as there is time; the answers in the order of the candidates."""
     known = {(row["way"], row["case"]): Found(row["correct"], row["speedup"], row["seconds"]) for row in kept.rows()}
 
     def keep(way: str, case: ForeignCase, one: Found) -> None:
         known[way, case.name] = one
         kept.add({"way": way, "case": case.name, **one._asdict()})
 
-    _in_turn(place, cases, [way for way in wanted if way in (THEIRS, SHELL)], known, keep)
-    for way, ask in ((SERVICE, _served), (SCORE, _scored)):
-        if way in wanted and is_in_time() and not all((way, case.name) in known for case in cases):
-            for case, one in zip(cases, ask(place, cases), strict=True):
-                keep(way, case, one)
-    return {way: [known[way, case.name] for case in cases if (way, case.name) in known] for way in wanted}
-
-
-def _in_turn(
-    place: Place,
-    cases: tuple[ForeignCase, ...],
-    ways: list[str],
-    known: dict[tuple[str, str], Found],
-    keep: Callable[[str, ForeignCase, Found], None],
-) -> None:
-    """A process for each candidate: those of both ways side by side, each first in every other candidate."""
-    asks: dict[str, Callable[[Place, ForeignCase], Found]] = {THEIRS: _theirs, SHELL: _ours}
+    asks: dict[str, Callable[[Files, ForeignCase], Found]] = {THEIRS: _theirs, SHELL: _ours}
+    alone = [way for way in wanted if way in asks]
     for number, case in enumerate(cases):
-        left = [way for way in ways if (way, case.name) not in known]
-        if not left or not is_in_time():
-            continue
-        for way in left if number % 2 == 0 else left[::-1]:
-            keep(way, case, asks[way](place, case))
-        print(_line(case, [known[way, case.name] for way in ways]), flush=True)
+        left = [way for way in alone if (way, case.name) not in known]
+        if left and is_in_time():
+            for way in left if number % 2 == 0 else left[::-1]:
+                keep(way, case, asks[way](files, case))
+            shown = "  ".join(
+                f"{'right' if one.correct else 'wrong'} {one.speedup or 0:6.2f} x {one.seconds:6.1f} s"
+                for one in (known[way, case.name] for way in alone)
+            )
+            print(f"  {case.name:28} {case.expected:7} {shown}", flush=True)
+    if SERVICE in wanted and is_in_time() and not all((SERVICE, case.name) in known for case in cases):
+        for case, one in zip(cases, _served(files, cases), strict=True):
+            keep(SERVICE, case, one)
+    return {way: [known[way, case.name] for case in cases if (way, case.name) in known] for way in wanted}
 
 
 def _asked(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
@@ -149,23 +138,23 @@ def _asked(command: list[str], environment: dict[str, str]) -> tuple[str, float]
     return said, time.perf_counter() - start
 
 
-def _theirs(place: Place, case: ForeignCase) -> Found:
-    environment = place.environment(THEIRS)
-    files = [str(place.tree), str(place.problem(case)), str(place.candidate(case))]
-    return evaluated([*files, case.backend, environment["TORCH_EXTENSIONS_DIR"]], environment)
+def _theirs(files: Files, case: ForeignCase) -> Found:
+    environment = files.environment(THEIRS)
+    paths = [str(files.tree), str(files.problem(case)), str(files.candidate(case))]
+    return evaluated([*paths, case.backend, environment["TORCH_EXTENSIONS_DIR"]], environment)
 
 
 def evaluated(words: list[str], environment: dict[str, str]) -> Found:
-    """By KernelBench's evaluator in a process; tree, problem, candidate, backend, and where its builds go."""
+    """Evaluate by KernelBench's evaluator in a process: tree, problem, candidate, backend, and where its builds go."""
     said, seconds = _asked([sys.executable, str(EVALUATOR), *words], environment)
-    told: dict[str, Any] = json.loads(said.splitlines()[-1]) if said.strip() else {"correct": False, "speedup": None}
-    return Found(told["correct"], told["speedup"], seconds)
+    row: dict[str, Any] = json.loads(said.splitlines()[-1]) if said.strip() else {"correct": False, "speedup": None}
+    return Found(row["correct"], row["speedup"], seconds)
 
 
-def _ours(place: Place, case: ForeignCase) -> Found:
-    words = ["judge", str(place.problem(case)), str(place.candidate(case)), "--device", "cuda", "--json"]
+def _ours(files: Files, case: ForeignCase) -> Found:
+    words = ["judge", str(files.problem(case)), str(files.candidate(case)), "--device", "cuda", "--json"]
     command = [sys.executable, "-m", "kernelwright", *words, "--effort", _effort()]
-    said, seconds = _asked(command, place.environment(SHELL))
+    said, seconds = _asked(command, files.environment(SHELL))
     return _read(json.loads(said) if said.strip() else None, seconds)
 
 
@@ -175,18 +164,19 @@ def _read(report: dict[str, object] | None, seconds: float) -> Found:
     return Found(True, float(str(report["speedup"])), seconds)
 
 
-def _served(place: Place, cases: tuple[ForeignCase, ...]) -> list[Found]:
-    """All at once, as clients would send them; the clock starts when the service answers."""
-    environment, socket = place.environment(SERVICE), place.folder / "socket"
-    state = ["--socket", str(socket), "--state", str(place.folder / "state"), "--device", "cuda"]
+def _served(files: Files, cases: tuple[ForeignCase, ...]) -> list[Found]:
+    """Send all, as clients would; the clock starts when the service answers."""
+    environment, socket = files.environment(SERVICE), files.folder / "socket"
+    state = ["--socket", str(socket), "--state", str(files.folder / "state"), "--device", "cuda"]
     service = subprocess.Popen([sys.executable, "-m", "kernelwright", "serve", *state], env=environment)
     try:
         end = time.monotonic() + START_S
         while not socket.exists() and time.monotonic() < end and service.poll() is None:
             time.sleep(0.05)
         start = time.perf_counter()
-        pairs = [(str(place.problem(case)), case.source) for case in cases]
-        judged = judge_all(pairs, in_flight=IN_FLIGHT, settings=_settings(), server=f"unix:{socket}")
+        pairs = [(str(files.problem(case)), case.source) for case in cases]
+        settings = Settings.model_validate({"effort": _effort()})
+        judged = judge_all(pairs, in_flight=CONCURRENCY, settings=settings, server=f"unix:{socket}")
         seconds = time.perf_counter() - start
     finally:
         service.terminate()
@@ -194,50 +184,22 @@ def _served(place: Place, cases: tuple[ForeignCase, ...]) -> list[Found]:
     return [_read(one.report, seconds / len(cases)) for one in judged]
 
 
-def _scored(place: Place, cases: tuple[ForeignCase, ...]) -> list[Found]:
-    problems = place.folder / "problems"
-    problems.mkdir()
-    for case in cases:
-        source = place.problem(case)
-        place.candidate(case)
-        (problems / source.name).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
-    words = ["score", str(problems), str(place.folder / "candidates"), "--out", str(place.folder / "scores")]
-    options = ["--device", "cuda", "--json", "--effort", _effort()]
-    command = [sys.executable, "-m", "kernelwright", *words, *options]
-    said, seconds = _asked(command, place.environment(SCORE))
-    reports = {Path(told["candidate"]).stem: told for told in map(json.loads, said.splitlines())}
-    return [_read(reports.get(case.name), seconds / len(cases)) for case in cases]
-
-
 def _effort() -> str:
     return os.environ.get("KERNELWRIGHT_EFFORT", "search")
 
 
-def _settings() -> Settings:
-    return Settings.model_validate({"effort": _effort()})
-
-
 def _fooled(case: ForeignCase, found: Found) -> bool:
-    if not found.correct:
-        return False
     fast = found.speedup is not None and found.speedup > FAST
-    return case.expected == "failed" or (bool(case.lie) and fast)
+    return found.correct and (case.expected == "failed" or (bool(case.lie) and fast))
 
 
-def _line(case: ForeignCase, found: list[Found]) -> str:
-    told = "  ".join(
-        f"{'right' if one.correct else 'wrong'} {one.speedup or 0:6.2f} x {one.seconds:6.1f} s" for one in found
-    )
-    return f"  {case.name:28} {case.expected:7} {told}"
-
-
-def _told(way: str, cases: tuple[ForeignCase, ...], found: list[Found], wall_s: float) -> str:
-    fooled = [case.name for case, one in zip(cases, found, strict=True) if _fooled(case, one)]
-    denied = [
-        case.name for case, one in zip(cases, found, strict=True) if case.expected == "passed" and not one.correct
-    ]
+def _line(way: str, cases: tuple[ForeignCase, ...], found: list[Found]) -> str:
+    pairs = list(zip(cases, found, strict=True))
+    fooled = [case.name for case, one in pairs if _fooled(case, one)]
+    refused = [case.name for case, one in pairs if case.expected == "passed" and not one.correct]
+    seconds = sum(one.seconds for one in found)
     each = statistics.median(one.seconds for one in found)
     return (
-        f"  {way:28} {wall_s:7.1f} s, {60 * len(cases) / wall_s:5.1f} verdicts a minute, {each:5.1f} s each (median); "
-        f"fooled by {', '.join(fooled) or 'none'}; right ones refused: {', '.join(denied) or 'none'}"
+        f"  {way:28} {seconds:7.1f} s, {60 * len(cases) / seconds:5.1f} verdicts a minute, {each:5.1f} s each (median)"
+        f"; fooled by {', '.join(fooled) or 'none'}; right ones refused: {', '.join(refused) or 'none'}"
     )

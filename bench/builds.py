@@ -1,28 +1,32 @@
-"""Building 28 varied C++ answers, unmodified ones with torch/extension.h, one after the other: stock against ours.
+"""First builds of unmodified answers with torch/extension.h: the stock way against ours.
 
 The stock way is a fresh process for each, as evaluators do it: it imports torch and calls `load_inline`. Ours is a
-jailed builder for each; what the light header needs is made while the first are built, and told apart. Both begin with
-nothing built. The two ways take turns. `stored` is ours for the second time. `KERNELWRIGHT_BENCH=0,5,23` picks rows of
-`bench/varied.py`. Compilers' processor seconds stand beside, since walls tell little of a busy machine.
+jailed builder for each; what the light header needs is made while the first are built, and stated apart.
+
+`python -m bench builds`: 28 varied C++ answers, one after the other; the two ways alternate. Both begin with nothing
+built. `stored` is ours for the second time. `KERNELWRIGHT_BENCH=0,5,23` picks rows of `bench/varied.py`. Compilers'
+processor seconds are stated too, since wall seconds say little on a busy machine.
+
+`python -m bench cuda_builds`, on a GPU's machine: one CUDA answer is right; the binding of the other names a function
+that is not declared, and the third's kernel does not compile. `KERNELWRIGHT_BENCH=right` picks. Each begins with an
+empty cache, and is built once more when the light header is there.
 """
 
-import contextlib
 import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.chosen import chosen
+from bench.measuring import Report, chosen, empty_cache
 from bench.varied import ROWS, answer
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.build import BuildStore, read_record
 from kernelwright.sandbox.calls.sessions import Refused, Session
-from kernelwright.sandbox.storage import VARIABLE, all_entries, limit_bytes
+from kernelwright.sandbox.storage import all_entries, limit_bytes
 from kernelwright.sandbox.toolchain import MakingHeaders, missing_headers, toolchain
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import WorkFolder
@@ -31,6 +35,39 @@ from kernelwright_child import wire
 LEAST_RATIO = 3
 LIMIT_S = 3600.0
 """For one build, however busy the machine is."""
+CUDA = '''
+import torch
+from torch.utils.cpp_extension import load_inline
+
+CUDA = r"""
+#include <torch/extension.h>
+#include <cuda_runtime.h>
+__global__ void leaky(const float* a, float* b, int64_t n) {
+    int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+    if (i < n) b[i] = a[i] > 0.0f ? a[i] : 0.01f * a[i];
+}
+torch::Tensor leaky_forward(torch::Tensor x) {
+    TORCH_CHECK(x.is_cuda(), "on the device");
+    x = x.contiguous();
+    auto out = torch::empty_like(x);
+    const int64_t n = x.numel();
+    leaky<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), out.data_ptr<float>(), n);
+    return out;
+}
+"""
+module = load_inline("answer", "torch::Tensor leaky_forward(torch::Tensor x);", cuda_sources=CUDA,
+                     functions=["leaky_forward"], extra_cuda_cflags=["-O3"], verbose=False)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return module.leaky_forward(x)
+'''
+CUDA_ANSWERS = {
+    "right": CUDA,
+    "binding": CUDA.replace('functions=["leaky_forward"]', 'functions=["leaky_backward"]'),
+    "kernel": CUDA.replace("b[i] = a[i] >", "b[i] = leek[i] >"),
+}
+MOST_S = {"right": 12.0, "binding": 8.0, "kernel": 8.0}
 
 
 class Built(NamedTuple):
@@ -38,99 +75,78 @@ class Built(NamedTuple):
 
     seconds: float
     making_s: float
-    """So long parts of the light header were made beside it."""
+    """So long parts of the light header were made at the same time."""
     refused: str
     """The candidate's error, or empty."""
     ways: tuple[str, ...]
 
-
-class Builds(NamedTuple):
-    """Wall seconds of each answer: the stock way, ours, and ours again."""
-
-    rows: list[tuple[str, float, Built, float]]
-    stock_cpu_s: float
-    kept_bytes: int
-
     @property
-    def ratio(self) -> float:
-        """How many times as fast ours are in sum, with all that was made for them."""
-        return sum(row[1] for row in self.rows) / sum(row[2].seconds for row in self.rows)
-
-    @property
-    def holds(self) -> bool:
-        """Whether the promise is kept, everything was built and what is kept is below its limit."""
-        failed = [row for row in self.rows if row[2].refused]
-        return self.ratio >= LEAST_RATIO and not failed and self.kept_bytes <= limit_bytes()
-
-    def __str__(self) -> str:
-        lines = [
-            f"  {name:<42} stock {stock:6.1f} s   ours {ours.seconds:6.1f} s   stored {stored:5.2f} s   "
-            f"{'; '.join((*ours.ways, ours.refused))}"
-            for name, stock, ours, stored in self.rows
-        ]
-        making = sum(row[2].making_s for row in self.rows)
-        total = [sum(row[1] for row in self.rows), sum(row[2].seconds for row in self.rows)]
-        return "\n".join(
-            [
-                *lines,
-                f"  in sum: stock {total[0]:.0f} s ({self.stock_cpu_s:.0f} s of processors), ours {total[1]:.0f} s, "
-                f"beside {making:.0f} s of which the light header was made: {self.ratio:.1f} times as fast (promised: "
-                f"{LEAST_RATIO}); {self.kept_bytes / 2**20:.0f} MiB are kept",
-            ]
-        )
+    def words(self) -> str:
+        """Shortcuts of the build, and its error."""
+        return "; ".join((*self.ways, self.refused))
 
 
-def run() -> Builds:
-    """About fifteen minutes of two idle cores."""
+def run() -> Report:
+    """28 varied C++ answers built the stock way and ours; about fifteen minutes of two idle cores."""
     numbers = [int(number) for number in chosen(map(str, range(len(ROWS))))]
-    rows, cpu_s = [], 0.0
+    lines, stocks, built = [], [], []
     with empty_cache():
         for place, number in enumerate(numbers):
-            source, taken = answer(number), {}
+            source = answer(number)
             for way in ("stock", "ours") if place % 2 else ("ours", "stock"):
-                taken[way] = build_stock(source) if way == "stock" else build(source, Settings())
-            start = time.perf_counter()
+                if way == "stock":
+                    stocks.append(_build_stock(source))
+                else:
+                    built.append(_build(source, Settings()))
+            start, stock, ours = time.perf_counter(), stocks[-1], built[-1]
             _restore(source)
-            rows.append((ROWS[number][0] or "(no flags)", taken["stock"], taken["ours"], time.perf_counter() - start))
-            print(f"  {number}: stock {taken['stock']:.1f} s, ours {taken['ours'].seconds:.1f} s", flush=True)
-        kept = all_entries().size_bytes()
+            lines.append(
+                f"  {ROWS[number][0] or '(no flags)':<42} stock {stock:6.1f} s   ours {ours.seconds:6.1f} s   "
+                f"stored {time.perf_counter() - start:5.2f} s   {ours.words}"
+            )
+            print(f"  {number}: stock {stock:.1f} s, ours {ours.seconds:.1f} s", flush=True)
+        kept_bytes = all_entries().size_bytes()
+    stock_s, ours_s = sum(stocks), sum(one.seconds for one in built)
     cpu_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    return Builds(rows, cpu_s, kept)
+    lines.append(
+        f"  in sum: stock {stock_s:.0f} s ({cpu_s:.0f} s of processors), ours {ours_s:.0f} s, during "
+        f"{sum(one.making_s for one in built):.0f} s of which the light header was made: {stock_s / ours_s:.1f} times "
+        f"as fast (promised: {LEAST_RATIO}); {kept_bytes / 2**20:.0f} MiB are kept"
+    )
+    holds = stock_s / ours_s >= LEAST_RATIO and not any(one.refused for one in built) and kept_bytes <= limit_bytes()
+    return Report("\n".join(lines), holds)
 
 
-@contextlib.contextmanager
-def empty_cache() -> Iterator[None]:
-    """A cache of our own that begins empty."""
-    with tempfile.TemporaryDirectory(prefix="kernelwright-bench-") as cache:
-        before = os.environ.get(VARIABLE)
-        os.environ[VARIABLE] = cache
-        toolchain.cache_clear()
-        try:
-            yield
-        finally:
-            os.environ.pop(VARIABLE)
-            if before is not None:
-                os.environ[VARIABLE] = before
-            toolchain.cache_clear()
+def run_cuda() -> Report:
+    """CUDA answers, right and wrong, built the stock way and ours; two to four minutes."""
+    lines, holds = [], True
+    for name in chosen(CUDA_ANSWERS):
+        source = CUDA_ANSWERS[name]
+        with empty_cache():
+            stock_s = _build_stock(source)
+            ours = _build(source, Settings(device="cuda"))
+            again = _build(source + "# once more", Settings(device="cuda"))
+        holds = holds and ours.seconds <= MOST_S[name] and bool(ours.refused) is (name != "right")
+        lines.append(
+            f"  {name:<8} stock {stock_s:5.1f} s   ours, first {ours.seconds:5.1f} s (promised: {MOST_S[name]:.0f}), "
+            f"then {again.seconds:5.1f} s   light header meanwhile: {ours.making_s:.1f} s   {ours.words}"
+        )
+    return Report("\n".join(lines), holds)
 
 
-def build_stock(source: str) -> float:
-    """The wall seconds of a fresh process that imports the candidate, until it ends, well or not."""
+def _build_stock(source: str) -> float:
+    """Return the wall seconds of a fresh process that imports the candidate, until it ends, well or not."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "candidate.py")
         path.write_text(source)
         start = time.perf_counter()
-        subprocess.run(
-            [sys.executable, str(path)],
-            env=os.environ | {"TORCH_EXTENSIONS_DIR": folder},
-            capture_output=True,
-            check=False,
-        )
+        environment = os.environ | {"TORCH_EXTENSIONS_DIR": folder}
+        subprocess.run([sys.executable, str(path)], env=environment, capture_output=True, check=False)
         return time.perf_counter() - start
 
 
-def build(source: str, settings: Settings) -> Built:
-    """Build it as the judge does: a jailed builder, and beside it what of the light header is missing."""
+def _build(source: str, settings: Settings) -> Built:
+    """Build it as the judge does: a jailed builder, and at the same time what of the light header is missing."""
     found = toolchain()
     if found is None or not found.is_gcc:
         raise SystemExit("this bench needs torch and g++")

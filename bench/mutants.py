@@ -1,22 +1,21 @@
 """Mutants that the tests kill: small faults in functions that decide numbers, kept as data and drawn once.
 
-`python -m bench mutants` applies each kept mutant and runs the quick tests that call the mutated function. It prints
-killed, survived and lost of each subject, and fails where a mutant of the baseline is no longer killed. Options:
-
-- `--subject NAME` runs one subject;
-- `--trace` records afresh which test files call which functions, otherwise kept in `build/mutants`;
-- `--draw` draws all mutants again, with a fixed seed, and forgets the baseline.
+`python -m bench mutants` applies each mutant of `bench/records/mutants.json` and runs the quick tests that call the
+mutated function. It prints killed, survived and lost of each subject, and fails where a mutant of the baseline is no
+longer killed. `--subject NAME` runs one subject; `--trace` records again which test files call which functions,
+otherwise kept in `build/mutants`.
 
 A mutant names its function and its expression, not its file, so it survives a move of the function. After a rename,
 set `"alias"` of the record to the new qualified name, such as `Judge.judge`. After an expression was rewritten, edit
 `original` and `replacement` of the record; `id` and the fault stay the same.
 
 Sources are never changed. A process that has imported all tests forks once a mutant and exchanges the function's code
-object there. So tests do not count that start a Python process of their own, nor does what runs during an import.
-A stopped run goes on where it was. Never draw again to get rid of a survivor.
+object there. So tests do not count that start a Python process of their own, nor does code that runs in an import. A
+stopped run goes on where it was. Never replace a mutant to get rid of a survivor.
 """
 
 import argparse
+import ast
 import contextlib
 import ctypes
 import functools
@@ -36,12 +35,13 @@ import time
 import traceback
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from bench.mutation import Code, Mutant, Place, Tree, draw, first_line, mutated
+from bench.measuring import Report
 
+PACKAGES = ("kernelwright_child", "problems", "prompts", "sandbox", "agent", "evals", "programs", "kernelwright")
 QUICK = "not slow and not long and not gpu and not corpus"
 MOST_FILES, FILES_S, TEST_S = 8, 30.0, 3.0
 """Test files that a mutant is tried on, the most specific first; how long they may take together, and one test."""
@@ -50,133 +50,229 @@ TEST_CPU_S, CPU_S = 9, 120
 MOST_BYTES = 12 << 30
 BROKEN, PR_SET_PDEATHSIG = 70, 1
 """Exit code of a fork that failed by an error of this bench; and the call that ends a fork with its parent."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class Outcome(NamedTuple):
-    """Results by mutant, beside those of the baseline."""
+class Mutant(NamedTuple):
+    """One fault, independent of the file in which its function lies."""
 
-    mutants: Sequence[Mutant]
-    found: dict[str, str]
-    before: dict[str, str]
-    note: str
+    id: str
+    subject: str
+    function: str
+    """Qualified name within its module."""
+    kind: str
+    """`expression` or `statement`."""
+    original: str
+    """Source text as `ast.unparse` writes it."""
+    occurrence: int
+    """Position among the same texts of the function, counted from 0."""
+    replacement: str
+    alias: str | None = None
+    """Qualified name that the function has now, after a rename."""
+
+
+class Place(NamedTuple):
+    """A function's definition."""
+
+    path: Path
+    name: str
+    node: Function
 
     @property
-    def regressions(self) -> list[str]:
-        """Those that were killed and now are not."""
-        return [name for name, found in self.found.items() if self.before.get(name) == "killed" != found]
+    def first_line(self) -> int:
+        """As the code object tells it."""
+        return min(one.lineno for one in (*self.node.decorator_list, self.node))
+
+
+class Tree(NamedTuple):
+    """The checkout, or a smaller one in the tests of this bench."""
+
+    root: Path = Path(__file__).parent.parent
+    packages: Sequence[str] = PACKAGES
 
     @property
-    def holds(self) -> bool:
-        """Whether every mutant that was killed still is."""
-        return not self.regressions
+    def records(self) -> Path:
+        """The mutants, one a line."""
+        return self.root / "bench" / "records" / "mutants.json"
 
-    def __str__(self) -> str:
-        lines = [f"  {'subject':<12} killed survived lost"]
-        for subject in dict.fromkeys(one.subject for one in self.mutants):
-            count = Counter(self.found[one.id] for one in self.mutants if one.subject == subject)
-            lines.append(f"  {subject:<12} {count['killed']:6} {count['survived']:8} {count['lost']:4}")
-        for one in self.mutants:
-            if self.found[one.id] != "killed":
-                was = "; WAS KILLED" if one.id in self.regressions else ""
-                edit = f"{one.original!r} -> {one.replacement!r}"
-                lines.append(f"  {self.found[one.id]}: {one.id} {one.function}: {edit}{was}")
-        return "\n".join([*lines, self.note])
+    @property
+    def baseline(self) -> Path:
+        """By mutant, the best result so far."""
+        return self.records.with_name("mutants-baseline.json")
+
+    @property
+    def build(self) -> Path:
+        """Files that may be deleted at any time."""
+        return self.root / "build" / "mutants"
+
+    def mutants(self) -> list[Mutant]:
+        """Read the records."""
+        return [Mutant(**one) for one in json.loads(self.records.read_text(encoding="utf-8"))]
+
+    def sources(self) -> list[Path]:
+        """Return each shipped module once, whatever links lead to it."""
+        paths = {path.resolve() for one in self.packages for path in (self.root / one).rglob("*.py")}
+        texts = {self.root / "problems" / "catalog", self.root / "prompts" / "examples"}
+        return sorted(path for path in paths if not texts & set(path.parents))
+
+    def tests(self) -> list[Path]:
+        """Return the test files."""
+        return sorted((self.root / "tests").rglob("test_*.py"))
 
 
-def run(*words: str, tree: Tree | None = None) -> Outcome:
-    """Draw or read the mutants, try those that are not done yet, and compare with the baseline."""
+class Code:
+    """All functions of a tree, by qualified name and by its last part."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.places: dict[str, list[Place]] = {}
+        self.by_last_name: dict[str, list[Place]] = {}
+        for path in tree.sources():
+            for name, node in functions(ast.parse(path.read_text(encoding="utf-8")).body):
+                self.places.setdefault(name, []).append(Place(path, name, node))
+                self.by_last_name.setdefault(name.rpartition(".")[2], []).append(Place(path, name, node))
+
+    def locate(self, mutant: Mutant) -> Place | str:
+        """Return the one function that holds the mutant's text, or the reason why there is none.
+
+        Where no function has the qualified name, one of its last part will do: a method may have changed its class.
+        """
+        name = mutant.alias or mutant.function
+        places = self.places.get(name) or self.by_last_name.get(name.rpartition(".")[2], [])
+        holding = [place for place in places if exchanged(place.node, mutant, None)]
+        if len(holding) == 1:
+            return holding[0]
+        return f"{len(holding)} of {len(places)} functions named {name} hold `{mutant.original}`"
+
+
+def functions(body: Sequence[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Function]]:
+    """Yield functions and methods of a module's body; those nested in a function belong to it."""
+    for node in body:
+        if isinstance(node, Function):
+            yield f"{prefix}{node.name}", node
+        elif isinstance(node, ast.ClassDef):
+            yield from functions(node.body, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.If | ast.Try):
+            yield from functions([*node.body, *node.orelse], prefix)
+
+
+def spots(parent: ast.AST) -> Iterator[tuple[ast.AST, ast.AST, str, int | None]]:
+    """Yield each node below with parent, field and index; without decorators, parameters and annotations."""
+    for field, value in ast.iter_fields(parent):
+        if field in {"decorator_list", "args", "returns", "annotation"} and not isinstance(parent, ast.Call):
+            continue
+        for index, node in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if isinstance(node, ast.AST):
+                yield node, parent, field, index
+                yield from spots(node)
+
+
+def exchanged(function: Function, mutant: Mutant, new: ast.AST | None) -> bool:
+    """Return whether the function holds the mutant's original; where there is a new node, put it there."""
+    kind = ast.stmt if mutant.kind == "statement" else ast.expr
+    same = [one for one in spots(function) if isinstance(one[0], kind) and ast.unparse(one[0]) == mutant.original]
+    if mutant.occurrence >= len(same):
+        return False
+    _, parent, field, index = same[mutant.occurrence]
+    if new is not None and index is None:
+        setattr(parent, field, new)
+    elif new is not None:
+        getattr(parent, field)[index] = new
+    return True
+
+
+def mutated(place: Place, mutant: Mutant) -> types.CodeType:
+    """Return the function's code with the fault in it; its lines stay those of the source."""
+    module = ast.parse(place.path.read_text(encoding="utf-8"))
+    (node,) = (node for name, node in functions(module.body) if name == place.name and node.lineno == place.node.lineno)
+    (statement,) = ast.parse(mutant.replacement).body
+    new = statement if mutant.kind == "statement" else ast.parse(mutant.replacement, mode="eval").body
+    assert exchanged(node, mutant, new), mutant
+    code = compile(ast.fix_missing_locations(module), str(place.path), "exec")
+    return next(one for one in codes(code) if one.co_qualname == place.name and one.co_firstlineno == place.first_line)
+
+
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a code object and all within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes(constant)
+
+
+def run(*words: str, tree: Tree | None = None) -> Report:
+    """Small faults that the tests must notice, each applied and tried."""
     tree = tree or Tree()
-    options = _options(words, tree)
-    if options.draw:
-        write_records(tree, draw(tree))
-        tree.baseline.unlink(missing_ok=True)
+    everything = tree.mutants()
+    parser = argparse.ArgumentParser("python -m bench mutants", allow_abbrev=False)
+    parser.add_argument("--subject", choices=list(dict.fromkeys(one.subject for one in everything)))
+    parser.add_argument("--trace", action="store_true")
+    options = parser.parse_args(words)
     if options.trace:
         shutil.rmtree(tree.build, ignore_errors=True)
-    kept = [one for one in read_records(tree) if options.subject in {None, one.subject}]
+    mutants = [one for one in everything if options.subject in {None, one.subject}]
     before = json.loads(tree.baseline.read_text()) if tree.baseline.is_file() else {}
     code = Code(tree)
-    places = {one.id: code.locate(one) for one in kept}
+    places = {one.id: code.locate(one) for one in mutants}
     tree.build.mkdir(parents=True, exist_ok=True)
     nursery = Nursery(tree, before, os.fdopen(os.dup(2), "w", buffering=1))
-    todo = [(one, place) for one in kept if isinstance(place := places[one.id], Place) and one.id not in nursery.done]
+    todo = [
+        (one, place) for one in mutants if isinstance(place := places[one.id], Place) and one.id not in nursery.done
+    ]
     log = tree.build / "nursery.log"
     if todo and forked(lambda: nursery.try_all(todo), log):
         raise RuntimeError(f"the bench itself failed: {log.read_text()[-2000:]}")
     done = nursery.done | {name: "lost" for name, place in places.items() if isinstance(place, str)}
-    found = {one.id: done[one.id] for one in kept}
-    write_baseline(tree, before, found)
-    nursery.forget(found)
-    lost = [f"  {name}: {place}" for name, place in places.items() if isinstance(place, str)]
-    return Outcome(kept, found, before, "\n".join([*lost, nursery.note()]))
-
-
-def _options(words: Sequence[str], tree: Tree) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m bench mutants", allow_abbrev=False)
-    parser.add_argument("--subject", choices=list(tree.subjects))
-    parser.add_argument("--trace", action="store_true")
-    parser.add_argument("--draw", action="store_true")
-    return parser.parse_args(words)
-
-
-def read_records(tree: Tree) -> list[Mutant]:
-    """The kept mutants."""
-    return [Mutant(**one) for one in json.loads(tree.records.read_text(encoding="utf-8"))]
-
-
-def write_records(tree: Tree, drawn: Sequence[Mutant]) -> None:
-    """Keep these in place of all others."""
-    records = [{key: value for key, value in one._asdict().items() if value is not None} for one in drawn]
-    lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
-    tree.records.parent.mkdir(parents=True, exist_ok=True)
-    tree.records.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-
-
-def write_baseline(tree: Tree, before: dict[str, str], found: dict[str, str]) -> None:
-    """Note new mutants and those that are killed now; what was killed stays noted as that."""
+    found = {one.id: done[one.id] for one in mutants}
+    # New mutants are noted and those that are killed now; a killed one stays noted as that.
     noted = before | {name: one for name, one in found.items() if name not in before or one == "killed"}
     tree.baseline.write_text(json.dumps(dict(sorted(noted.items())), indent=0) + "\n", encoding="utf-8")
+    nursery.forget(found)
+    regressions = [name for name, one in found.items() if before.get(name) == "killed" != one]
+    lines = [f"  {name}: {place}" for name, place in places.items() if isinstance(place, str)]
+    lines += [nursery.note(), f"  {'subject':<12} killed survived lost"]
+    for subject in dict.fromkeys(one.subject for one in mutants):
+        count = Counter(found[one.id] for one in mutants if one.subject == subject)
+        lines.append(f"  {subject:<12} {count['killed']:6} {count['survived']:8} {count['lost']:4}")
+    for one in mutants:
+        if found[one.id] != "killed":
+            was = "; WAS KILLED" if one.id in regressions else ""
+            lines.append(f"  {found[one.id]}: {one.id} {one.function}: {one.original!r} -> {one.replacement!r}{was}")
+    return Report("\n".join(lines), not regressions)
 
 
 class Nursery:
-    """Runs tests with a mutant each in forks of a process that has imported them all."""
+    """A process that has imported the tests, and runs them with a mutant each in its forks."""
 
     def __init__(self, tree: Tree, before: dict[str, str], progress: TextIO) -> None:
         self.tree, self.before, self.progress = tree, before, progress
         self.files = {digest(path): path for path in tree.tests()}
         self.state = digest(tree.records, *tree.sources(), *tree.tests())
         self.imported: set[Path] = set()
+        self.results, self.kept_traces = tree.build / "progress.jsonl", tree.build / "traces.json"
+        self.traces: dict[str, dict[str, Any]] = (
+            json.loads(self.kept_traces.read_text()) if self.kept_traces.is_file() else {}
+        )
+        """By digest of a test file, so that it is found again after a move: functions, seconds, tests to leave out."""
 
     @property
     def done(self) -> dict[str, str]:
         """Results of a run over the same sources that was stopped."""
         return {one["id"]: one["found"] for one in self._noted() if one["state"] == self.state}
 
-    @property
-    def _results(self) -> Path:
-        return self.tree.build / "progress.jsonl"
-
     def _noted(self) -> list[dict[str, str]]:
-        return [json.loads(line) for line in self._results.read_text().splitlines()] if self._results.is_file() else []
+        return [json.loads(line) for line in self.results.read_text().splitlines()] if self.results.is_file() else []
 
     def forget(self, names: Iterable[str]) -> None:
         """Let the next run try these again."""
         left = [one for one in self._noted() if one["id"] not in set(names)]
-        self._results.write_text("".join(json.dumps(one) + "\n" for one in left))
+        self.results.write_text("".join(json.dumps(one) + "\n" for one in left))
 
     def note(self) -> str:
-        """How the tests were chosen."""
-        traces = [one for one in self._traces().values() if one["state"] == self.state]
-        left_out = [name for one in traces for name in one["left_out"]]
+        """Say how many tests were left out."""
+        traces = json.loads(self.kept_traces.read_text()) if self.kept_traces.is_file() else {}
+        left_out = [name for one in traces.values() if one["state"] == self.state for name in one["left_out"]]
         named = f", such as {left_out[0]}" if left_out else ""
         return f"  {len(left_out)} tests that fail without a mutant or take too long do not count{named}"
-
-    @property
-    def _kept_traces(self) -> Path:
-        return self.tree.build / "traces.json"
-
-    def _traces(self) -> dict[str, dict[str, Any]]:
-        """By digest of a test file, so that it is found again after a move."""
-        return json.loads(self._kept_traces.read_text()) if self._kept_traces.is_file() else {}
 
     def try_all(self, todo: Sequence[tuple[Mutant, Place]]) -> int:
         """Try each mutant and note its result."""
@@ -187,10 +283,10 @@ class Nursery:
             os.environ.pop("KERNELWRIGHT_CACHE", None)
             tempfile.tempdir = folder
             _settle_hypothesis()
-            self._trace([name for name in self.files if name not in self._traces()])
+            self._trace([name for name in self.files if name not in self.traces])
             chosen = {one.id: self._chosen(one, place) for one, place in todo}
-            wanted = dict.fromkeys(name for names in chosen.values() for name in names)
-            self._trace([name for name in wanted if self._traces()[name]["state"] != self.state])
+            wanted = list(dict.fromkeys(name for names in chosen.values() for name in names))
+            self._trace(self._stale(wanted))
             self._import(wanted)
             live = Live([place for _, place in todo], self.tree.sources())
             for number, (mutant, place) in enumerate(todo, 1):
@@ -198,27 +294,30 @@ class Nursery:
                 found = self._tried(mutant, place, chosen[mutant.id], live)
                 if found != "killed" == self.before.get(mutant.id):
                     others = [name for name in self._callers(mutant, place) if name not in chosen[mutant.id]]
-                    self._trace([name for name in others if self._traces()[name]["state"] != self.state])
+                    self._trace(self._stale(others))
                     found = self._tried(mutant, place, others, live)
-                with self._results.open("a") as results:
+                with self.results.open("a") as results:
                     results.write(json.dumps({"state": self.state, "id": mutant.id, "found": found}) + "\n")
                 taken = time.monotonic() - start
                 self.progress.write(f"  {number} of {len(todo)}: {mutant.id} {found} ({taken:.1f} s)\n")
         return 0
 
+    def _stale(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if self.traces[name]["state"] != self.state]
+
     def _callers(self, mutant: Mutant, place: Place) -> list[str]:
-        """Test files that call a function, also under its name before a rename; those first that call few others."""
-        traces = self._traces()
-        calling = [name for name in self.files if {place.name, mutant.function} & set(traces[name]["functions"])]
-        return sorted(calling, key=lambda name: (len(traces[name]["functions"]), name))
+        """Return test files that call a function, by either name; those first that call few others."""
+        names = {place.name, mutant.function}
+        calling = [name for name in self.files if names & set(self.traces[name]["functions"])]
+        return sorted(calling, key=lambda name: (len(self.traces[name]["functions"]), name))
 
     def _chosen(self, mutant: Mutant, place: Place) -> list[str]:
-        """The first of them, as far as there is time; at least one."""
-        traces, chosen, taken = self._traces(), [], 0.0
+        """Return the first of them, as far as there is time; at least one."""
+        chosen, taken = [], 0.0
         for name in self._callers(mutant, place)[:MOST_FILES]:
-            if taken + traces[name]["seconds"] <= FILES_S or not chosen:
+            if taken + self.traces[name]["seconds"] <= FILES_S or not chosen:
                 chosen.append(name)
-                taken += traces[name]["seconds"]
+                taken += self.traces[name]["seconds"]
         return chosen
 
     def _import(self, names: Iterable[str]) -> None:
@@ -235,16 +334,16 @@ class Nursery:
     def _trace(self, names: Sequence[str]) -> None:
         """Run test files without a mutant: which functions each calls, which tests fail or take too long."""
         self._import(names)
-        traces, found = self._traces(), self.tree.build / "trace.json"
+        found = self.tree.build / "trace.json"
         for number, name in enumerate(names, 1):
             found.unlink(missing_ok=True)
             path = self.files[name]
             forked(lambda path=path: self._traced(path, found), self.tree.build / "trace.log", CPU_S)
             nothing = {"functions": [], "seconds": 0.0, "left_out": [path.name]}
-            traces[name] = (json.loads(found.read_text()) if found.is_file() else nothing) | {"state": self.state}
+            self.traces[name] = (json.loads(found.read_text()) if found.is_file() else nothing) | {"state": self.state}
             if number % 20 == 0 or number == len(names):
                 self.progress.write(f"  traced {number} of {len(names)} test files\n")
-                self._kept_traces.write_text(json.dumps(traces))
+                self.kept_traces.write_text(json.dumps(self.traces))
 
     def _traced(self, path: Path, found: Path) -> int:
         import pytest
@@ -256,16 +355,15 @@ class Nursery:
         sys.settrace(None)
         ours = set(self.tree.sources())
         names = sorted({one.co_qualname for one in called if Path(one.co_filename).resolve() in ours})
-        seconds = sum(one for name, one in watch.seconds.items() if name not in watch.left_out)
-        record = {"functions": names, "seconds": seconds, "left_out": sorted(watch.left_out)}
-        found.write_text(json.dumps(record))
+        left_out = watch.failed | {name for name, seconds in watch.seconds.items() if seconds > TEST_S}
+        seconds = sum(one for name, one in watch.seconds.items() if name not in left_out)
+        found.write_text(json.dumps({"functions": names, "seconds": seconds, "left_out": sorted(left_out)}))
         return int(code)
 
     def _tried(self, mutant: Mutant, place: Place, names: Sequence[str], live: "Live") -> str:
         if not names:
             return "survived"
-        traces = self._traces()
-        left_out = {test for name in names for test in traces[name]["left_out"]}
+        left_out = {test for name in names for test in self.traces[name]["left_out"]}
         log = self.tree.build / "mutant.log"
         code = forked(lambda: self._tests(live, mutant, place, names, left_out), log, CPU_S)
         if code in {4, BROKEN}:
@@ -290,37 +388,29 @@ def _settle_hypothesis() -> None:
 
 
 class Watch:
-    """A plugin that notes how long tests take and which did not pass."""
+    """A plugin of pytest that notes how long tests take and which did not pass."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
         self.failed: set[str] = set()
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Called by pytest for setup, call and teardown."""
         self.seconds[report.nodeid] += report.duration
         if report.failed:
             self.failed.add(report.nodeid)
 
-    @property
-    def left_out(self) -> set[str]:
-        """Names of tests that can not tell a mutant."""
-        return self.failed | {name for name, seconds in self.seconds.items() if seconds > TEST_S}
-
 
 class Strict:
-    """A plugin that leaves tests out, and ends the process where another takes too long."""
+    """A plugin of pytest that leaves tests out, and ends the process where another takes too long."""
 
     def __init__(self, names: set[str]) -> None:
         self.names = names
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Called by pytest with all that it found."""
         items[:] = [item for item in items if item.nodeid not in self.names]
 
     def pytest_runtest_setup(self) -> None:
-        """Called by pytest before each test; without a handler the timer's signal kills."""
-        signal.setitimer(signal.ITIMER_PROF, TEST_CPU_S)
+        signal.setitimer(signal.ITIMER_PROF, TEST_CPU_S)  # without a handler the signal kills
 
 
 class Live:
@@ -344,7 +434,7 @@ class Live:
 
     def exchange(self, place: Place, code: types.CodeType) -> None:
         """Let the function run other code, and forget what was cached with its own."""
-        for function in self.functions[place.path, place.name, first_line(place.node)]:
+        for function in self.functions[place.path, place.name, place.first_line]:
             function.__code__ = code
         for cache in self.caches:
             cache.cache_clear()
@@ -362,7 +452,7 @@ def _import_file(path: Path) -> None:
 
 
 def digest(*paths: Path) -> str:
-    """Of what stands in these files, whatever their names."""
+    """Hash the contents of files, whatever their names."""
     found = hashlib.sha256()
     for path in paths:
         found.update(path.read_bytes())
@@ -370,7 +460,7 @@ def digest(*paths: Path) -> str:
 
 
 def forked(work: Callable[[], int], log: Path, cpu_s: int | None = None) -> int:
-    """Exit code of `work` in a process of its own, negative for a signal; all of its group ends with it.
+    """Return the exit code of `work` in a process of its own, negative for a signal; all of its group ends with it.
 
     With `cpu_s`, it may use so much processor time and six times as much time by the clock.
     """

@@ -1,7 +1,7 @@
 """Whole programs on a card: transformer blocks and ResNet-50 captured, split, searched and compared with their kernels.
 
 Inference in bfloat16 and a training step in float32, in `KERNELWRIGHT_PROGRAMS` (default: runs/programs). Where answers
-are recorded (examples/card/answers) they are judged afresh and put in; where none are, a search of yours in
+are recorded (examples/card/answers) they are re-evaluated and put in; where none are, a search of yours in
 PROGRAMS/NAME-run counts. The blocks in inference have to be 1.3 times as fast as the better of eager as shipped and
 torch.compile, the others not slower. What is there is not made again, so a bench that was stopped goes on.
 `KERNELWRIGHT_BENCH=NAME,NAME` picks some; `KERNELWRIGHT_SMALL=1` takes small sizes, and a processor where there is no
@@ -14,8 +14,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from bench.chosen import chosen
-from bench.gpu_facts import Report
+from bench.measuring import Report, chosen
 from kernelwright.programs.compare import Comparison, words
 from kernelwright.programs.record import read_split, write_record
 from kernelwright_child import driver
@@ -32,7 +31,7 @@ NO_TORCHVISION = "  torchvision is not installed: ResNet-50 is the one that is w
 
 
 def run() -> Report:
-    """Each program as far as it is."""
+    """Whole programs on a card, with their kernels and without; each as far as it is."""
     small = ["small"] if os.environ.get("KERNELWRIGHT_SMALL") else []
     if not small and driver.device_count() == 0:
         return NO_CARD
@@ -55,7 +54,7 @@ def run() -> Report:
 
 
 def capture(name: str, top: Path, small: list[str]) -> None:
-    """The program's capture with its choice, in `top / name`."""
+    """Capture the program with its choice, in `top / name`."""
     if not (top / name / "split.json").is_file():
         _said("capture", *_script(name, small, "--out", str(top / name), "--top", TOP))
     if not (top / f"{name}-run").exists():
@@ -63,7 +62,7 @@ def capture(name: str, top: Path, small: list[str]) -> None:
 
 
 def search(name: str, top: Path) -> bool:
-    """Whether there is a run over the capture in the end: of the recorded answers, or somebody's own."""
+    """Return whether there is a run over the capture in the end: of the recorded answers, or a user's own."""
     over, answers = top / f"{name}-run", EXAMPLES / "answers" / name
     if answers.is_dir() and driver.device_count():
         done = over.with_suffix(".done")
@@ -77,7 +76,7 @@ def search(name: str, top: Path) -> bool:
 
 
 def answered(capture: Path, answers: Path) -> int:
-    """How many of the chosen parts have an answer; the choice is of these from now on."""
+    """Return how many of the chosen parts have an answer; the choice is of these from now on."""
     split = read_split(capture)
     kept = tuple(one for one in split.chosen if (answers / one.part).is_dir())
     if not kept:
@@ -88,7 +87,7 @@ def answered(capture: Path, answers: Path) -> int:
 
 
 def comparison(name: str, top: Path, small: list[str]) -> Comparison:
-    """The whole with its kernels and without; drawn as `NAME.svg`, kept as `NAME.json`."""
+    """Compare the program with its kernels and without; drawn as `NAME.svg`, kept as `NAME.json`."""
     kept = top / f"{name}.json"
     if not kept.is_file():
         how = ("--run", str(top / f"{name}-run"), "--processes", PROCESSES, "--picture", str(top / f"{name}.svg"))
@@ -107,7 +106,7 @@ def _searching(name: str, top: Path, count: str = TOP) -> tuple[str, ...]:
 
 
 def _said(*arguments: str) -> str:
-    """What a command of ours prints; one that can not be carried out ends the bench with its words."""
+    """Run a command of ours and return its output; one that cannot be carried out ends the bench with its words."""
     done = subprocess.run(
         [sys.executable, "-m", "kernelwright", *arguments], stdout=subprocess.PIPE, text=True, check=False
     )

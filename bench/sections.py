@@ -1,16 +1,15 @@
-"""What sections of a prompt, turns and ideas were worth to a language model: from the record of real runs that ships.
+"""Sections of a prompt, iterations and ideas, and their worth to a language model: from the record of real runs.
 
 `python -m bench sections` prints the tables of docs/search.md. `python -m bench sections RUN...` takes the folders of
-runs into the record first: runs over the same problems that differ in what was left out of their prompts (`kernelwright
-run --without SECTION`), and of which one leaves out nothing. Only what a first prompt brings is compared: the first
-attempt at each problem.
+runs into the record first. These are runs over the same problems with other sections left out of their prompts
+(`kernelwright run --without SECTION`), and one leaves out nothing. Only the first attempt at each problem is compared.
 """
 
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.gpu_facts import Report
+from bench.measuring import Report
 from bench.results.figures import by_idea, by_role
 from bench.results.index import Kept, indexed
 from bench.results.records import Searched, read_lines, searched, write_lines
@@ -26,7 +25,7 @@ IDEAS = "| answers of | idea | tried | won | median gain of an improvement |"
 
 
 def run(*folders: str) -> Report:
-    """Take runs over, where some are named, in place of those for the same targets; then the tables."""
+    """Sections of a prompt against each other; runs that are named first replace those for the same targets."""
     found = list(read_lines(RECORD, Searched.model_validate_json))
     if folders:
         fresh = [one for folder in folders for one in searched(Path(folder))]
@@ -38,7 +37,7 @@ def run(*folders: str) -> Report:
 
 
 def tables(found: Sequence[Searched]) -> list[str]:
-    """In Markdown: for each target by what was left out of a model's prompts; by turn and by idea, by whose answers.
+    """Draw in Markdown: for each target by the sections left out of a prompt; by turn and by idea, by model.
 
     Of the last two only runs count whose prompts were whole.
     """
@@ -72,17 +71,17 @@ def _sections(parts: dict[str, dict[str, Searched]]) -> str:
 
 
 def answered_by(one: Searched) -> str:
-    """The model's name as the run was told it; `recorded` for the answers that ship."""
+    """Return the model's name as the run was given it; `recorded` for the answers that ship."""
     return str(one.header["config"]["search"]["model"])
 
 
 def target(one: Searched) -> str:
-    """What the answers were written in."""
+    """Return the language of the answers."""
     return str(one.header["config"]["search"]["target"])
 
 
 def left_out(one: Searched) -> str:
-    """The sections that a run's prompts did without, as the table names them; empty for none."""
+    """Return the sections that a run's prompts did without, as the table names them; empty for none."""
     return ", ".join(one.header["config"]["search"]["without"])
 
 

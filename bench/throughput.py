@@ -1,16 +1,20 @@
-"""Candidates a minute, builds not cached: a fresh process for each, one after the other, against our batch.
+"""Candidates a minute: builds not cached, against a fresh process for each; and with builds cached, on 1 to 8 devices.
 
-The same unmodified candidates, with torch/extension.h and `load_inline`, before both. The usual way gets only some of
-them, since it takes long: one half of these before our batch, the other half after it. One in six is wrong.
-
-Ours is one batch from the start of its processes to the last verdict. What a machine needs once is there, as after the
-first few candidates or `doctor --prepare`: the light header and the peaks of the processor. What making them
+`python -m bench throughput` and `gpu_throughput`: the same unmodified candidates, with torch/extension.h and
+`load_inline`, before both. The usual way gets only some of them, since it takes long: one half of these before our
+batch, the other half after it. One in six is wrong. Ours is one batch from the start of its processes to the last
+verdict. Parts that a machine needs once are there: the light header and the peaks of the processor. What making them
 takes is printed. What depends on the problem or the candidates (references, builds, works) is made in the batch.
+
+`python -m bench scaling`: where there are CUDA devices, the local executor judges the same candidates on 1, 2, 4 and 8
+of them in one sitting; without any, on declared parts of the processor, which proves nothing about GPUs.
+`KERNELWRIGHT_PER_DEVICE` is the number of candidates for each device of a round (12). See docs/scaling.md.
 """
 
 import asyncio
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,20 +22,19 @@ import time
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from bench.measuring import Report, empty_cache
 from kernelwright.problems import Problem, load_problem
 from kernelwright.sandbox.peaks import peaks_here
+from kernelwright.sandbox.pool.devices import own_cores
 from kernelwright.sandbox.pool.dispatch import Dispatcher
 from kernelwright.sandbox.pool.local import LocalExecutor
 from kernelwright.sandbox.pool.protocol import Work
-from kernelwright.sandbox.storage import VARIABLE
 from kernelwright.sandbox.toolchain import prepare_headers, toolchain
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright.sandbox.verdict.verdicts import Candidate
+from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
 
-SERIAL = Path(__file__).with_name("serial_evaluator.py")
-CANDIDATES, USUAL = 18, 6
-LEAST_RATIO = 5
-USUALLY, OURS = "fresh process each", "ours"
+EVALUATOR = Path(__file__).with_name("usual_evaluator.py")
+USUAL, OURS = "fresh process each", "ours"
 REFERENCE = """import torch
 from torch import nn
 
@@ -113,14 +116,13 @@ class ModelNew(torch.nn.Module):
 
 
 class Target(NamedTuple):
-    """What is built and where it runs."""
+    """A language, and how many candidates in it are judged by either way."""
 
     language: Literal["cpp", "cuda"]
     template: str
     rows: int
     candidates: int
     usual: int
-    """So many of them are evaluated the usual way too."""
     least_ratio: float
 
     @property
@@ -129,117 +131,77 @@ class Target(NamedTuple):
         return "cuda" if self.language == "cuda" else "cpu"
 
     def source(self, number: int) -> str:
-        """The candidate with this number."""
+        """Return the candidate with this number."""
         grain = 2048 * (1 + number // len(BODIES))
         return self.template.format(body=BODIES[number % len(BODIES)], grain=grain, number=number)
 
 
-class Throughput(NamedTuple):
-    """Seconds by both ways, and what each said of which candidate: whether it is right."""
-
-    seconds: dict[str, float]
-    said: dict[str, dict[int, bool]]
-    least_ratio: float
-
-    @property
-    def ratio(self) -> float:
-        """Our rate over the usual one."""
-        return self._rate(OURS) / self._rate(USUALLY)
-
-    def _rate(self, way: str) -> float:
-        return 60 * len(self.said[way]) / self.seconds[way]
-
-    @property
-    def different(self) -> list[int]:
-        """Candidates of which both said different things."""
-        return [number for number, right in self.said[USUALLY].items() if self.said[OURS][number] != right]
-
-    @property
-    def holds(self) -> bool:
-        """Whether the promised ratio is kept with the same verdicts."""
-        return self.ratio >= self.least_ratio and not self.different
-
-    def __str__(self) -> str:
-        rows = [
-            f"  {way:<20} {len(self.said[way]):3} in {s:6.1f} s   {self._rate(way):6.1f} a minute"
-            for way, s in self.seconds.items()
-        ]
-        same = f"DIFFERENT for {self.different}" if self.different else "the same"
-        promise = f"(promised: at least {self.least_ratio:.0f})"
-        return "\n".join([*rows, f"  {self.ratio:.1f} times the rate {promise}; verdicts {same}"])
+def run() -> Report:
+    """C++ candidates a minute beside a fresh process for each; about five minutes on two idle cores."""
+    return _compare(Target("cpp", CPP, rows=512, candidates=18, usual=6, least_ratio=5))
 
 
-def run() -> Throughput:
-    """On this machine's processor; about five minutes on two idle cores."""
-    return compare(Target("cpp", CPP, 512, CANDIDATES, USUAL, LEAST_RATIO))
+def run_on_card() -> Report:
+    """CUDA candidates a minute beside a fresh process for each; about six minutes."""
+    return _compare(Target("cuda", CUDA, rows=8192, candidates=16, usual=4, least_ratio=8))
 
 
-def compare(target: Target) -> Throughput:
-    """The usual way before and after our batch, with a cache of builds of our own that begins empty."""
-    before = os.environ.get(VARIABLE)
-    with tempfile.TemporaryDirectory(prefix="kernelwright-bench-") as folder:
-        os.environ[VARIABLE] = f"{folder}/cache"
-        toolchain.cache_clear()
-        try:
-            _prepare(target)
-            return _in_turn(target, Path(folder))
-        finally:
-            os.environ.pop(VARIABLE)
-            if before is not None:
-                os.environ[VARIABLE] = before
-            toolchain.cache_clear()
-
-
-def _prepare(target: Target) -> None:
-    found, start = toolchain(), time.perf_counter()
-    made = found is not None and prepare_headers(found)
-    print(f"  light header: {time.perf_counter() - start:.1f} s" if made else "  no light header", flush=True)
-    if target.language == "cpp":
-        start = time.perf_counter()
-        peaks_here(False, Settings().threads)
-        print(f"  peaks of the processor, where they are not known: {time.perf_counter() - start:.1f} s", flush=True)
-
-
-def _in_turn(target: Target, folder: Path) -> Throughput:
-    path = folder / "problem.py"
-    path.write_text(REFERENCE.format(rows=target.rows))
-    problem = load_problem(str(path))
-    seconds, said = {USUALLY: 0.0, OURS: 0.0}, {USUALLY: dict[int, bool](), OURS: dict[int, bool]()}
-    half = target.usual // 2
-    for way, numbers in (
-        (USUALLY, range(half)),
-        (OURS, range(target.candidates)),
-        (USUALLY, range(half, target.usual)),
-    ):
-        asked = [target.source(number) for number in numbers]
-        began = time.perf_counter()
-        right = _ours(problem, asked, target) if way == OURS else _usual(path, asked, target, folder)
-        taken = time.perf_counter() - began
-        print(f"  {way}: {len(asked)} candidates in {taken:.1f} s", flush=True)
-        seconds[way] += taken
-        said[way] |= dict(zip(numbers, right, strict=True))
-    return Throughput(seconds, said, target.least_ratio)
-
-
-def _usual(problem: Path, sources: list[str], target: Target, folder: Path) -> list[bool]:
-    right = []
-    for source in sources:
-        candidate = folder / "candidate.py"
-        candidate.write_text(source)
-        with tempfile.TemporaryDirectory(dir=folder) as builds:
-            done = subprocess.run(
-                [sys.executable, SERIAL, problem, candidate, target.device],
-                capture_output=True,
-                text=True,
-                check=True,
-                env=os.environ | {"TORCH_EXTENSIONS_DIR": builds},
+def _compare(target: Target) -> Report:
+    """Judge the usual way before and after our batch, with a cache of builds of our own that begins empty."""
+    with empty_cache() as folder:
+        found, start = toolchain(), time.perf_counter()
+        made = found is not None and prepare_headers(found)
+        print(f"  light header: {time.perf_counter() - start:.1f} s" if made else "  no light header", flush=True)
+        if target.language == "cpp":
+            start = time.perf_counter()
+            peaks_here(False, Settings().threads)
+            print(
+                f"  peaks of the processor, where they are not known: {time.perf_counter() - start:.1f} s", flush=True
             )
-        right.append(bool(json.loads(done.stdout.splitlines()[-1])["correct"]))
-    return right
+        path = folder / "problem.py"
+        path.write_text(REFERENCE.format(rows=target.rows))
+        problem = load_problem(str(path))
+        seconds, right = {USUAL: 0.0, OURS: 0.0}, {USUAL: dict[int, bool](), OURS: dict[int, bool]()}
+        half = target.usual // 2
+        for way, numbers in (
+            (USUAL, range(half)),
+            (OURS, range(target.candidates)),
+            (USUAL, range(half, target.usual)),
+        ):
+            sources = [target.source(number) for number in numbers]
+            start = time.perf_counter()
+            if way == OURS:
+                verdicts = asyncio.run(_judged(problem, sources, target))
+            else:
+                verdicts = [_evaluated(path, source, target.device, folder) for source in sources]
+            taken = time.perf_counter() - start
+            print(f"  {way}: {len(sources)} candidates in {taken:.1f} s", flush=True)
+            seconds[way] += taken
+            right[way] |= dict(zip(numbers, verdicts, strict=True))
+    rates = {way: 60 * len(right[way]) / seconds[way] for way in seconds}
+    ratio = rates[OURS] / rates[USUAL]
+    different = [number for number, one in right[USUAL].items() if right[OURS][number] != one]
+    lines = [
+        f"  {way:<20} {len(right[way]):3} in {taken:6.1f} s   {rates[way]:6.1f} a minute"
+        for way, taken in seconds.items()
+    ]
+    same = f"DIFFERENT for {different}" if different else "the same"
+    lines.append(f"  {ratio:.1f} times the rate (promised: at least {target.least_ratio:.0f}); verdicts {same}")
+    return Report("\n".join(lines), ratio >= target.least_ratio and not different)
 
 
-def _ours(problem: Problem, sources: list[str], target: Target) -> list[bool]:
-    return asyncio.run(_judged(problem, sources, target))
+def _evaluated(problem: Path, source: str, device: str, folder: Path) -> bool:
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        candidate = Path(own) / "candidate.py"
+        candidate.write_text(source)
+        done = subprocess.run(
+            [sys.executable, EVALUATOR, problem, candidate, device],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"TORCH_EXTENSIONS_DIR": own, "TMPDIR": own},
+        )
+    return bool(json.loads(done.stdout.splitlines()[-1])["correct"])
 
 
 async def _judged(problem: Problem, sources: list[str], target: Target) -> list[bool]:
@@ -249,3 +211,89 @@ async def _judged(problem: Problem, sources: list[str], target: Target) -> list[
         asked = [Work(problem=problem, candidate=Candidate(source=one, language=target.language)) for one in sources]
         verdicts = await asyncio.gather(*map(dispatcher.judge, asked))
     return [one.verdict.outcome == "passed" for one in verdicts]
+
+
+LEAST_LINEAR = 0.9
+PER_DEVICE, LEAST_PER_DEVICE = "12", 4
+EXAMPLE = Path(__file__).parent.parent / "prompts" / "examples" / "cuda"
+QUICK = Settings(min_pairs=4, max_pairs=4, worker_pairs=1, time_budget_s=0.1, without=("placebo",))
+
+
+class Round(NamedTuple):
+    """Candidates a minute of all devices in one round."""
+
+    devices: int
+    steady: float
+    """Of each device from its first verdict to its last: an end at which some have nothing left is left out."""
+    with_end: float
+
+
+def run_scaling() -> Report:
+    """Candidates a minute on 1, 2, 4 and 8 devices, builds cached."""
+    import torch
+
+    cuda = torch.cuda.device_count() > 0
+    most = torch.cuda.device_count() or min(2, len(own_cores()))
+    rounds = asyncio.run(_rounds([size for size in (1, 2, 4, 8) if size <= most], cuda))
+    what = "CUDA devices" if cuda else "parts of the processor"
+    lines, steady = [], {}
+    for devices in sorted({one.devices for one in rounds}):
+        same = [one for one in rounds if one.devices == devices]
+        steady[devices] = statistics.fmean(one.steady for one in same)
+        with_end = statistics.fmean(one.with_end for one in same)
+        rates = f"{steady[devices]:.1f} candidates a minute, {with_end:.1f} with a round's start and end"
+        lines.append(f"  {devices} {what}, builds cached: {rates}")
+    linear = steady[max(steady)] / (max(steady) * steady[1])
+    promised = f" (promised: {LEAST_LINEAR})" if cuda else ""
+    lines.append(f"  the most of these against one: {linear:.2f} of linear, start and end left out{promised}")
+    return Report("\n".join(lines), not cuda or linear >= LEAST_LINEAR)
+
+
+async def _rounds(sizes: list[int], cuda: bool) -> list[Round]:
+    """Each size twice, there and back again, after a round that fills the store of builds."""
+    per_device = int(os.environ.get("KERNELWRIGHT_PER_DEVICE", PER_DEVICE))
+    if per_device < LEAST_PER_DEVICE:
+        sys.exit(f"KERNELWRIGHT_PER_DEVICE={per_device} gives no rate; use at least {LEAST_PER_DEVICE}")
+    settings = Settings(device="cuda") if cuda else QUICK
+    works = _works(cuda, per_device * max(sizes))
+    await _round(settings, works, max(sizes))
+    rounds = []
+    for devices in (*sizes, *reversed(sizes)):
+        rounds.append(await _round(settings, works[: per_device * devices], devices))
+        last = rounds[-1]
+        print(f"  {devices} devices: {last.steady:.1f} a minute, {last.with_end:.1f} with its end", flush=True)
+    return rounds
+
+
+async def _round(settings: Settings, works: list[Work], devices: int) -> Round:
+    """Judge all of the work on so many devices; processes are started before the clock is."""
+    finished: dict[str, list[float]] = {}
+
+    async def judge(dispatcher: Dispatcher, work: Work) -> None:
+        found = await dispatcher.judge(work)
+        if not isinstance(found.verdict, Passed) or found.device is None:
+            raise AssertionError(f"an example that ships does not pass: {found.verdict}")
+        finished.setdefault(found.device.name, []).append(time.perf_counter())
+
+    async with Dispatcher(LocalExecutor(settings, len(own_cores()), devices)) as dispatcher:
+        await asyncio.gather(*(judge(dispatcher, work) for work in works[:devices]))
+        finished.clear()
+        start = time.perf_counter()
+        await asyncio.gather(*(judge(dispatcher, work) for work in works))
+        seconds = time.perf_counter() - start
+    several = [times for times in finished.values() if len(times) > 1]
+    steady = 60 * sum((len(times) - 1) / (max(times) - min(times)) for times in several)
+    return Round(devices, steady, 60 * len(works) / seconds)
+
+
+def _works(cuda: bool, count: int) -> list[Work]:
+    """Candidates that differ in a comment alone, so that each is built and judged for itself.
+
+    For CUDA the example of the prompts; for the processor the reference again, which has nothing to build.
+    """
+    target, size = ("cuda", "gpu") if cuda else ("python", "cpu")
+    reference = (EXAMPLE / "reference.py").read_text()
+    source = (EXAMPLE / "answer.py").read_text() if cuda else reference.replace("class Model(", "class ModelNew(")
+    problem = Problem(name=f"example_{target}", title="", family="example", size=size, source=reference)
+    candidates = [Candidate(source=f"{source}\n# {number}\n", language=target) for number in range(count)]
+    return [Work(problem=problem, candidate=candidate) for candidate in candidates]

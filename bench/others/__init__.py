@@ -18,11 +18,11 @@ is not judged again. `KERNELWRIGHT_SECONDS` ends the run in time. Of a release o
 without a file it only draws.
 """
 
-from bench.gpu_facts import Report
+from bench.measuring import Report
 
 
 def run(*words: str) -> Report:
-    """About ten seconds a kernel and judging, and less where builds overlap."""
+    """Kernels that others released, judged here and by KernelBench's evaluator; ten seconds a kernel and judging."""
     if words[:1] == ("keep",):
         from bench.others.page import keep
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.gpu_facts import Report
+from bench.measuring import Report
 from bench.others.records import OURS, RECORDS, THEIRS, Row, add_rows
 from kernelwright.evals.metrics import geometric_mean
 from kernelwright.evals.tables import in_markdown, markdown_table, number_text, share_text
@@ -58,7 +58,7 @@ class Judged(NamedTuple):
     theirs: Row | None
 
     def meets(self, accuracy: Accuracy) -> bool | None:
-        """Whether it is right at an accuracy, by any judging that tells."""
+        """Return whether it is right at an accuracy, by any judging that shows it."""
         known = [found for row in self.ours if (found := row.meets(accuracy)) is not None]
         return all(known) if known else None
 
@@ -181,7 +181,7 @@ def _line(one: Judged) -> Sequence[str]:
 
 
 def _phrase(one: Judged, found: Measurement | None) -> str:
-    """Why it fell where it fell."""
+    """Return the reason of a refusal, or the circumstances of the speedup."""
     if one.best is None:
         refused = one.ours[-1] if one.ours else None
         return "not judged yet" if refused is None else f"{refused.outcome}: {refused.why}"[:PHRASE]

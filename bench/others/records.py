@@ -39,11 +39,11 @@ class Row(Record):
 
     @property
     def key(self) -> tuple[str | None, ...]:
-        """Which judging this is: rows of one key are the same question."""
+        """Identity of the judging: rows of one key are the same question."""
         return self.source, self.name, self.sizes, self.way, self.accuracy, self.effort
 
     def meets(self, accuracy: Accuracy) -> bool | None:
-        """Whether this judging shows that the kernel is right at an accuracy; None where it does not tell."""
+        """Return whether this judging shows that the kernel is right at an accuracy; None where it does not show it."""
         if self.verdict is None:
             return self.outcome == "passed" if accuracy == self.accuracy and self.outcome != "not judged" else None
         if isinstance(self.verdict, Failed):

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from bench.beside_kernelbench import Found, evaluated
-from bench.chosen import Kept, is_in_time
-from bench.gpu_facts import NO_DEVICE, Report
+from bench.measuring import NO_DEVICE, Kept, Report, is_in_time
 from bench.others.records import OURS, REASON, THEIRS, Row, outcome_of, read_rows
 from bench.others.sources import Released, read, with_present_reference
 from kernelwright.sandbox.authenticity.scan import candidate_of
@@ -28,7 +27,7 @@ IN_FLIGHT, BUILT_AHEAD = 4, 8
 
 
 class _Rows:
-    """What is known, by key; each new row is on disk before the next is taken."""
+    """Known rows by key; each new row is on disk before the next is taken."""
 
     def __init__(self) -> None:
         self.kept = Kept("others.jsonl")

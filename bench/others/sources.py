@@ -1,4 +1,4 @@
-"""What others released, as problems and candidates. Nothing of it is kept: it is read where it lies."""
+"""Kernels that others released, as problems and candidates. Nothing of them is kept: they are read where they lie."""
 
 import csv
 import hashlib

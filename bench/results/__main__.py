@@ -16,15 +16,6 @@ Tree = Annotated[Path, typer.Argument(help="Checkout of KernelBench, or a folder
 
 @app.command()
 @with_exit_codes
-def choose(tree: Tree, folder: Folder = ROOT / "results") -> None:
-    """Write the selection's table from its rule. Done once, before anything is run."""
-    from bench.results.selection import write_table
-
-    print(f"{write_table(folder, tree)} problems")
-
-
-@app.command()
-@with_exit_codes
 def select(
     tree: Tree,
     out: Annotated[Path, typer.Argument(help="New folder for the chosen files alone.")],

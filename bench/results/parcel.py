@@ -98,7 +98,7 @@ def _restored(texts: Mapping[str, str], marks: Mapping[str, str], where: Path) -
 
 
 def _marks(texts: Mapping[str, str]) -> dict[str, str]:
-    """What stands for each text of the benchmark, as it is and as it stands in JSON; the longest text first."""
+    """Return a mark for each text of the benchmark, as it is and as it stands in JSON; the longest text first."""
     marks = {}
     for address, text in texts.items():
         marks[text] = f"\0{address}\0"

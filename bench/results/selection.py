@@ -1,4 +1,4 @@
-"""Which problems the results are for, fixed before any of them was looked at: `results/selection.toml`."""
+"""Problems that the results are for, fixed by a rule before any of them was looked at: `results/selection.toml`."""
 
 import hashlib
 import json
@@ -20,9 +20,6 @@ PLACES = {
     "--attempts": "search.attempts", "--compile": "judging.compiled",
 }  # fmt: skip
 """Where a run's header has what an option of `kernelwright run` says; of modes of torch.compile the only one."""
-ENDS_IN = "5"
-DTYPES = {"level1": ("float32", "bfloat16"), "level2": ("float32", "bfloat16"), "level3": ("float32",)}
-"""By level, what its problems are judged in; `float32` is as they come, without a cast."""
 
 
 class Chosen(Record):
@@ -34,7 +31,7 @@ class Chosen(Record):
 
 
 class Selection(Record):
-    """What is asked, and how."""
+    """Chosen problems, and the options of the runs over them."""
 
     source: str
     commit: str
@@ -50,7 +47,7 @@ class Selection(Record):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the options come to in a run's header, by the place there, such as `search.attempts`."""
+        """Values of the options in a run's header, by the place there, such as `search.attempts`."""
         words = shlex.split(" ".join(self.options))
         found: dict[str, Any] = {}
         for option, value in zip(words[::2], words[1::2], strict=True):
@@ -69,11 +66,6 @@ class Selection(Record):
         return list(dict.fromkeys(dtype for chosen in self.problems.values() for dtype in chosen.dtypes))
 
 
-def fits(address: str) -> bool:
-    """The rule: levels 1 to 3, every problem whose number ends in 5."""
-    return address.partition("/")[0] in DTYPES and address.endswith(ENDS_IN)
-
-
 def read_selection(folder: Path) -> Selection:
     """The selection of a folder of results. Raises `ProblemError`."""
     path = folder / FILE
@@ -86,19 +78,6 @@ def read_selection(folder: Path) -> Selection:
         raise ProblemError(f"{path} can not be read ({why}); restore it from the repository") from None
 
 
-def chosen_of(tree: Path) -> dict[str, Chosen]:
-    """What the rule chooses from a checkout, by address."""
-    found: dict[str, Chosen] = {}
-    for path in files_of(tree):
-        origin = origin_of(path)
-        if origin is not None and fits(origin.id):
-            dtypes = DTYPES[origin.id.partition("/")[0]]
-            found[origin.id] = Chosen(file=path.name, sha256=digest_of(path), dtypes=dtypes)
-    if not found:
-        raise ProblemError(f"{tree} holds no level of KernelBench; give the folder of a checkout")
-    return dict(sorted(found.items(), key=lambda item: _place(item[0])))
-
-
 def files_of(tree: Path) -> Iterable[Path]:
     """The files of all levels of a checkout."""
     return (path for level in level_folders(tree) for path in sorted(level.glob("*.py")))
@@ -109,27 +88,8 @@ def digest_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def table(problems: dict[str, Chosen]) -> str:
-    """The problems as TOML, a line each."""
-    lines = [
-        f'"{address}" = {{ file = "{one.file}", sha256 = "{one.sha256}", dtypes = {list(one.dtypes)} }}'.replace(
-            "'", '"'
-        )
-        for address, one in problems.items()
-    ]
-    return "\n".join(["[problems]", *lines, ""])
-
-
-def write_table(folder: Path, tree: Path) -> int:
-    """Put what the rule chooses from a checkout into the selection's file, below its settings; how many there are."""
-    path, problems = folder / FILE, chosen_of(tree)
-    settings = path.read_text(encoding="utf-8").partition("[problems]")[0]
-    path.write_text(settings + table(problems), encoding="utf-8")
-    return len(problems)
-
-
 def chosen_files(selection: Selection, tree: Path) -> dict[str, Path]:
-    """Where each chosen problem lies in a checkout, by address. Raises `ProblemError` where one is another."""
+    """Return the path of each chosen problem in a checkout, by address. Raises `ProblemError` where one differs."""
     there = {origin.id: path for path in files_of(tree) if (origin := origin_of(path))}
     for address, chosen in selection.problems.items():
         path = there.get(address)
@@ -140,7 +100,7 @@ def chosen_files(selection: Selection, tree: Path) -> dict[str, Path]:
 
 
 def chosen_texts(selection: Selection, tree: Path) -> dict[str, str]:
-    """What each chosen file says, by address. Raises `ProblemError`."""
+    """Return the text of each chosen file, by address. Raises `ProblemError`."""
     return {address: path.read_text(encoding="utf-8") for address, path in chosen_files(selection, tree).items()}
 
 
@@ -165,8 +125,3 @@ def commands(selection: Selection, tree: Path, out: Path, model: str) -> list[st
         options = " ".join([*selection.options, "--model", shlex.quote(model)])
         said.append(f"kernelwright run --suite '{tree}:{chosen}'{cast} {options} --out {out / dtype}")
     return said
-
-
-def _place(address: str) -> tuple[str, int]:
-    level, _, number = address.partition("/")
-    return level, int(number)

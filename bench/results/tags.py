@@ -53,7 +53,7 @@ def tags(source: str, dtype: str, is_below_roofline: bool = False) -> tuple[str,
 
 
 def _waits_for_blocks(code: str) -> bool:
-    """Whether a loop goes on until another block has stored something, or the grid is synchronised."""
+    """Return whether a loop waits until another block has stored something, or the grid is synchronised."""
     loads = {found[1] for found in FUNCTION.finditer(code) if SHARED_LOAD.search(_block(code, found.end() - 1))}
     called = re.compile("|".join([SHARED_LOAD.pattern, *(rf"\b{name}\(" for name in loads - {"while", "for", "if"})]))
     loops = (code[found.start() : found.end()] + _rest(code, found.end() - 1) for found in LOOP.finditer(code))
@@ -82,7 +82,7 @@ def _block(code: str, at: int) -> str:
 
 
 def _checks_shapes(source: str) -> bool:
-    """Whether a condition or an assertion reads a tensor's shape, or the kernel takes any number of elements."""
+    """Return whether a condition or an assertion reads a tensor's shape, or any number of elements is taken."""
     if re.search(rf"TORCH_CHECK\([^;]*(?:{SHAPE.pattern})|\bnumel\(\)", source):
         return True
     try:

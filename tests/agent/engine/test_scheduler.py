@@ -1,9 +1,9 @@
 """Many problems in one run, simulated: unspent attempts flow, budgets of the run hold, the judge is kept busy."""
 
+import asyncio
+
 import pytest
 
-from bench.simulated.clock import run_simulated
-from bench.simulated.many import SOURCE, run_many
 from kernelwright.agent.briefs import BriefMaker
 from kernelwright.agent.config import Budget, SearchConfig
 from kernelwright.agent.engine import Parts
@@ -17,13 +17,16 @@ from kernelwright.agent.strategies import load_strategy
 from kernelwright.problems import Problem
 from kernelwright.prompts import TargetVersions, cpu_sheet
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere
+from tests.support.problems import stateless
+from tests.support.simulated import run_simulated
 
 pytestmark = pytest.mark.slow
 
 
+SOFTMAX = stateless("torch.softmax(x, dim=-1)", "torch.randn(8, 8)")
 CONFIG = SearchConfig(model="m", attempts=6, drafts=2, patience=3, problems_at_once=2, runner_up=0)
 PROBLEMS = [
-    Problem(name=f"made_up_{number}", title="Softmax", family="simulated", size="cpu", source=SOURCE)
+    Problem(name=f"made_up_{number}", title="Softmax", family="simulated", size="cpu", source=SOFTMAX)
     for number in range(4)
 ]
 
@@ -77,11 +80,20 @@ def test_a_budget_of_the_run_stops_all_problems(tmp_path):
     assert "budget of the run" in stopped and "40000 tokens" in stopped
 
 
+class Clocked(SimulatedEvaluator):
+    async def evaluate(self, *asked, **options):
+        verdict = await super().evaluate(*asked, **options)
+        self.ended_s = asyncio.get_running_loop().time()
+        return verdict
+
+
 def test_the_judge_is_kept_busy_and_every_attempt_is_on_disk(tmp_path):
     config = SearchConfig(model="m", attempts=6, slots=2, problems_at_once=16, patience=100)
-    load = run_many(tmp_path / "run", 24, config)
-    assert load.attempts == 24 * 6
-    assert load.busy > 0.85
+    evaluator = Clocked(slots=4)
+    problems = [PROBLEMS[0].model_copy(update={"name": f"made_up_{number}"}) for number in range(24)]
+    _, events = ran(tmp_path / "run", config, problems, evaluator=evaluator)
+    assert [event.kind for event in events].count("asked") == 24 * 6
+    assert evaluator.busy_s / (4 * evaluator.ended_s) > 0.85
 
 
 def test_a_problem_that_waits_for_its_answers_holds_up_no_other(tmp_path):

@@ -20,7 +20,7 @@ from bench.results.index import indexed, meet, read_index, records_in
 from bench.results.keeping import keep
 from bench.results.page import write_page
 from bench.results.records import Searched, read_lines, searched, write_lines
-from bench.results.selection import Chosen, read_selection, table
+from bench.results.selection import Chosen, read_selection
 from kernelwright.agent.config import FilesOptions, SearchConfig
 from kernelwright.agent.log.events import Confirmed, Stopped
 from kernelwright.agent.log.store import RunLog, Setting
@@ -31,7 +31,7 @@ from kernelwright.problems import ProblemError
 from kernelwright.problems.problem import Origin
 from kernelwright.sandbox.pool.protocol import Conditions
 from kernelwright.sandbox.verdict.settings import Settings
-from tests.bench.results.walk import ROOT, SETTINGS
+from tests.bench.results.walk import ROOT, SETTINGS, table
 from tests.support.runs import REFERENCE, Writer, ended, evidence, failed, passed, problem, writing
 
 CONDITIONS = Conditions(judge_version="h2", device="Example CPU", torch="2", settings="{}")
@@ -325,13 +325,18 @@ def test_the_floor_tells_nothing_of_a_kernel_below_it(run):
     assert (found.of_floor, found.below_floor) == (pytest.approx(0.5), 1)
 
 
-def test_means_over_all_problems_count_failures_and_losses_as_one(results, tmp_path):
-    with RunLog.create(tmp_path / "run", [made(address) for address in ADDRESSES], setting()) as log:
-        for address, verdict in zip(ADDRESSES, (passed(4.0), passed(0.5), failed("check")), strict=True):
+def one_answer_each(folder, *verdicts):
+    with RunLog.create(folder, [made(address) for address in ADDRESSES], setting()) as log:
+        for address, verdict in zip(ADDRESSES, verdicts, strict=True):
             writer = Writer(log, made(address).name, random.Random(1))
             writer.attempt(verdict)
             writer.stop()
-    (one,) = standings(keep(results, [tmp_path / "run"]))
+    return folder
+
+
+def test_means_over_all_problems_count_failures_and_losses_as_one(results, tmp_path):
+    run = one_answer_each(tmp_path / "run", passed(4.0), passed(0.5), failed("check"))
+    (one,) = standings(keep(results, [run]))
     found = level_figures(one.ranked, ["best"])
     assert found.with_failures == pytest.approx(2 ** (1 / 3), rel=0.05)
     assert found.with_losses == pytest.approx(4 ** (1 / 3), rel=0.05)
@@ -362,12 +367,10 @@ def test_every_factor_above_ten_that_ships_has_its_sentence():
 
 
 def test_only_what_the_judge_calls_faster_counts_as_judged_faster(results, tmp_path):
-    with RunLog.create(tmp_path / "run", [made(address) for address in ADDRESSES], setting()) as log:
-        for address, speedup, spread in zip(ADDRESSES, (1.5, 1.02, 0.5), (0.0, 0.1, 0.0), strict=True):
-            writer = Writer(log, made(address).name, random.Random(1))
-            writer.attempt(passed(speedup, random.Random(2), spread=spread))
-            writer.stop()
-    (one,) = standings(keep(results, [tmp_path / "run"]))
+    verdicts = [
+        passed(speedup, random.Random(2), spread=spread) for speedup, spread in ((1.5, 0), (1.02, 0.1), (0.5, 0))
+    ]
+    (one,) = standings(keep(results, [one_answer_each(tmp_path / "run", *verdicts)]))
     found = level_figures(one.ranked, ["best"])
     assert (found.faster, found.fast_1["best"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
 

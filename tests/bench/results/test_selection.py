@@ -8,7 +8,7 @@ import tomllib
 import pytest
 import typer
 
-from bench.results.selection import commands, copy_chosen, read_selection, write_table
+from bench.results.selection import commands, copy_chosen, read_selection
 from kernelwright.cli import app
 from kernelwright.problems import ProblemError
 from tests.bench.results.walk import ROOT, Walk
@@ -41,18 +41,6 @@ def walk(tmp_path):
     found = Walk(tmp_path)
     found.lay_out()
     return found
-
-
-def test_the_table_is_written_from_a_checkout_by_the_rule(walk):
-    (walk.tree / "level1/4_other.py").write_text("# its number does not end in 5\n")
-    before = read_selection(walk.results)
-    assert write_table(walk.results, walk.tree) == 3
-    found = read_selection(walk.results)
-    assert found.options == before.options
-    assert {key: one.sha256 for key, one in found.problems.items()} == {
-        key: one.sha256 for key, one in before.problems.items()
-    }
-    assert found.problems["level2/5"].dtypes == ("float32", "bfloat16")
 
 
 def test_a_checkout_with_another_text_is_refused_by_name(walk):

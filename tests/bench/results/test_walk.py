@@ -1,11 +1,8 @@
 """From task files to the page, on a processor: a real run whose answers come later, kept, judged again, drawn."""
 
 import json
-import os
 import shlex
 import shutil
-import subprocess
-import sys
 from hashlib import sha256
 
 import pytest
@@ -18,7 +15,7 @@ from kernelwright.agent.scheduler import views_of
 from kernelwright.evals.metrics import summarize
 from kernelwright.evals.report import summary_rows
 from kernelwright.evals.verdict_store import Judgement
-from tests.bench.results.walk import ROOT, Walk
+from tests.bench.results.walk import Walk
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -104,10 +101,7 @@ def test_nothing_that_is_kept_holds_a_text_of_the_benchmark(walk):
 def test_keeping_the_same_runs_again_changes_no_byte(walk, tmp_path):
     copy = tmp_path / "results"
     shutil.copytree(walk.results, copy)
-    words = ["keep", walk.runs / "bfloat16", walk.runs / "float32", "--folder", copy]
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.results", *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = walk.bench("keep", walk.runs / "bfloat16", walk.runs / "float32", folder=copy)
     assert done.returncode == 0, done.stderr
     assert contents(copy) == contents(walk.results)
 
@@ -116,10 +110,7 @@ def test_what_was_not_chosen_beforehand_is_not_kept(walk, tmp_path):
     (tmp_path / "selection.toml").write_text(
         (walk.results / "selection.toml").read_text().replace('"level2/5"', '"level2/25"')
     )
-    words = ["keep", str(walk.runs / "float32"), "--folder", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.results", *words], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = walk.bench("keep", walk.runs / "float32", folder=tmp_path)
     assert done.returncode == 2 and "level2/5 in float32" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["selection.toml"]
 
@@ -127,11 +118,7 @@ def test_what_was_not_chosen_beforehand_is_not_kept(walk, tmp_path):
 def test_the_page_is_the_same_byte_for_byte_wherever_it_is_drawn(walk, tmp_path):
     surroundings = [{"PYTHONHASHSEED": "1", "TZ": "UTC"}, {"PYTHONHASHSEED": "2", "TZ": "Asia/Tokyo", "LC_ALL": "C"}]
     for name, others in zip(("one", "two"), surroundings, strict=True):
-        words = ["draw", "--folder", str(walk.results), "--docs", str(tmp_path / name)]
-        done = subprocess.run(
-            [sys.executable, "-m", "bench.results", *words],
-            cwd=ROOT, env=os.environ | others, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = walk.bench("draw", "--docs", tmp_path / name, **others)
         assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     assert set(contents(tmp_path / "one")) == {
@@ -183,18 +170,11 @@ def test_another_checkout_or_another_kernel_is_not_judged_in_the_place_of_theirs
     shutil.copytree(walk.tree, tree)
     path = next((tree / "level1").glob("5_*.py"))
     path.write_text(path.read_text() + "\n# another\n")
-    done = again(tree, copy)
+    done = walk.bench("again", tree, folder=copy)
     assert done.returncode == 2 and "another level1/5" in done.stderr
     (copy / "kernels/float32/level1-5.py").write_text("# another\n")
-    done = again(walk.tree, copy)
+    done = walk.bench("again", walk.tree, folder=copy)
     assert done.returncode == 2 and "level1-5.py is not the" in done.stderr
-
-
-def again(tree, folder):
-    words = ["again", str(tree), "--folder", str(folder)]
-    return subprocess.run(
-        [sys.executable, "-m", "bench.results", *words], cwd=ROOT, capture_output=True, text=True, check=False
-    )
 
 
 def contents(folder):

@@ -4,12 +4,13 @@ The problems are those of our catalog, under a benchmark's addresses; the answer
 them.
 """
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from bench.results.selection import Chosen, digest_of, table
+from bench.results.selection import Chosen, digest_of
 from kernelwright.agent.providers.recorded import session_folder
 from kernelwright.problems import load_problem
 from tests.support.commands import run_with
@@ -35,6 +36,15 @@ options = [
 """
 
 
+def table(problems):
+    """The problems as TOML, a line each."""
+    lines = [
+        f'"{address}" = {{ file = "{one.file}", sha256 = "{one.sha256}", dtypes = {json.dumps(one.dtypes)} }}'
+        for address, one in problems.items()
+    ]
+    return "\n".join(["[problems]", *lines, ""])
+
+
 class Walk:
     """The folders of a walk below one root, and the commands that are run in it."""
 
@@ -55,18 +65,17 @@ class Walk:
             problems[address] = Chosen(file=path.name, sha256=digest_of(path), dtypes=DTYPES[address])
         (self.results / "selection.toml").write_text(SETTINGS + table(problems))
 
-    def bench(self, *words: object) -> subprocess.CompletedProcess[str]:
-        return self._call("bench.results", *words, "--folder", self.results)
+    def bench(
+        self, *words: object, folder: Path | None = None, **surroundings: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "bench.results", *map(str, words), "--folder", folder or self.results],
+            capture_output=True, text=True, cwd=self.root, timeout=600, check=False,
+            env=os.environ | {"PYTHONPATH": str(ROOT)} | surroundings,
+        )  # fmt: skip
 
     def kernelwright(self, *words: object) -> subprocess.CompletedProcess[str]:
         return run_with(self.root, *words, timeout=600)
-
-    def _call(self, module: str, *words: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", module, *map(str, words)],
-            capture_output=True, text=True, cwd=self.root, timeout=600, check=False,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
 
     def answer(self, run: Path, most: int = 9) -> int:
         """Write answers to open tasks of a run, as many at most; how many were written."""

@@ -2,8 +2,6 @@
 
 import pytest
 
-from bench.simulated.clock import run_simulated
-from bench.simulated.executor import VERDICT, SimulatedExecutor, Times
 from kernelwright.agent.scheduler import ExecutorEvaluator, evaluating
 from kernelwright.problems import Problem
 from kernelwright.sandbox.machine import processor_name
@@ -16,6 +14,7 @@ from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, Uns
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Measurement, Pairing, Passed
 from tests.support.executors import QUICK, SUM
+from tests.support.simulated import VERDICT, SimulatedExecutor, Times, run_simulated
 
 PROBLEM = Problem(name="p", title="", family="simulated", size="cpu", source="p")
 CANDIDATES = [Candidate(source=str(number)) for number in range(3)]

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from bench.simulated.executor import VERDICT
 from kernelwright import Judging
 from kernelwright.agent.scheduler import ExecutorEvaluator
 from kernelwright.evals.score import Batch, CandidateFile, Collected
@@ -25,6 +24,7 @@ from kernelwright.sandbox.pool.serving import Serving
 from kernelwright.sandbox.verdict.errors import MachineError
 from tests.sandbox.pool.workers.faulty import FAULTS
 from tests.support.executors import QUICK, SUM, declared, judged, right
+from tests.support.simulated import VERDICT
 
 pytestmark = pytest.mark.slow
 

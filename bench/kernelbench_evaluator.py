@@ -1,6 +1,6 @@
 """One candidate through KernelBench's own evaluator, as its script does it: a fresh process, 5 trials, 100 timed calls.
 
-`python kernelbench_process.py TREE PROBLEM CANDIDATE BACKEND BUILDS` prints a line of JSON with `correct` and
+`python kernelbench_evaluator.py TREE PROBLEM CANDIDATE BACKEND BUILDS` prints a line of JSON with `correct` and
 `speedup`. TREE is a checkout of ScalingIntelligence/KernelBench, BUILDS where it keeps builds; with `build` as a sixth
 word it only compiles, and prints nothing. Of what its package imports for other purposes (providers, progress bars)
 nothing is called here, so empty modules do.

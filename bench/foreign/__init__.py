@@ -1,1 +1,0 @@
-"""Evaluators that others wrote, beside ours, on the same candidates."""

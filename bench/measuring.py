@@ -1,0 +1,86 @@
+"""Parts of every bench: what is chosen, rows that outlast a run, and the report that ends it.
+
+`KERNELWRIGHT_BENCH=NAME,NAME` picks parts of a bench, `KERNELWRIGHT_SECONDS` ends it in time, and `KERNELWRIGHT_OUT`
+names the folder of its rows (`runs`).
+"""
+
+import contextlib
+import gzip
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kernelwright.problems.formats.reading import json_lines
+from kernelwright.sandbox.storage import VARIABLE
+from kernelwright.sandbox.toolchain import toolchain
+
+STARTED = time.monotonic()
+
+
+class Report(NamedTuple):
+    """The end of a bench: its text, and whether every promise is kept."""
+
+    text: str
+    holds: bool = True
+
+    def __str__(self) -> str:
+        return self.text
+
+
+NO_DEVICE = Report("  the driver sees no CUDA device: nothing to tell")
+
+
+def chosen(everything: Iterable[str]) -> list[str]:
+    """Return the names that the environment picks; without any, everything."""
+    picked = os.environ.get("KERNELWRIGHT_BENCH", "")
+    return picked.split(",") if picked else list(everything)
+
+
+def is_in_time() -> bool:
+    """Return whether fewer seconds have passed since the start than the environment allows."""
+    return time.monotonic() - STARTED < float(os.environ.get("KERNELWRIGHT_SECONDS", "inf"))
+
+
+class Kept:
+    """Rows as lines of JSON in a file, each on disk before the next."""
+
+    def __init__(self, name: str) -> None:
+        self.path = Path(os.environ.get("KERNELWRIGHT_OUT", "runs")) / name
+
+    def rows(self, *paths: str) -> list[dict[str, Any]]:
+        """Return those of the files, packed or not; without any those of its own."""
+        files = [Path(path) for path in paths] or [self.path] * self.path.exists()
+        texts = (gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes() for file in files)
+        return [json.loads(line) for text in texts for line in json_lines(text.decode())]
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append one; it is on disk when this returns."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def spread(seconds: Sequence[float]) -> str:
+    """Return the median of some seconds, the least and the most, as text."""
+    return f"{statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f})"
+
+
+@contextlib.contextmanager
+def empty_cache() -> Iterator[Path]:
+    """Begin with nothing built: a temporary folder, whose `cache` takes the place of the user's."""
+    before = os.environ.get(VARIABLE)
+    with tempfile.TemporaryDirectory(prefix="kernelwright-bench-") as folder:
+        os.environ[VARIABLE] = f"{folder}/cache"
+        toolchain.cache_clear()
+        try:
+            yield Path(folder)
+        finally:
+            os.environ.pop(VARIABLE)
+            if before is not None:
+                os.environ[VARIABLE] = before
+            toolchain.cache_clear()
