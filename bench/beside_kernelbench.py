@@ -26,7 +26,7 @@ from bench.chosen import Kept, is_in_time
 from bench.foreign.candidates import CASES, ForeignCase
 from bench.gpu_facts import NO_DEVICE, Report
 from kernelwright.sandbox.machine.cache import VARIABLE
-from kernelwright.sandbox.pool.rewarding import judge_all
+from kernelwright.sandbox.pool.judge_pool import judge_many
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child import driver
 
@@ -186,7 +186,7 @@ def _served(place: Place, cases: tuple[ForeignCase, ...]) -> list[Found]:
             time.sleep(0.05)
         start = time.perf_counter()
         pairs = [(str(place.problem(case)), case.source) for case in cases]
-        judged = judge_all(pairs, in_flight=IN_FLIGHT, settings=_settings(), server=f"unix:{socket}")
+        judged = judge_many(pairs, concurrency=IN_FLIGHT, settings=_settings(), server=f"unix:{socket}")
         seconds = time.perf_counter() - start
     finally:
         service.terminate()

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from bench.comparison import Comparison
-from kernelwright.sandbox.pool.rewarding import Judging
+from kernelwright.sandbox.pool.judge_pool import JudgePool
 from kernelwright.sandbox.verdict.settings import Settings
 
 PROBLEM = """import torch
@@ -41,7 +41,7 @@ async def _measured() -> Comparison:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "problem.py"
         path.write_text(PROBLEM)
-        async with Judging(1, QUICK) as one, Judging(MANY, QUICK) as many:
+        async with JudgePool(1, QUICK) as one, JudgePool(MANY, QUICK) as many:
             await one.judge(str(path), _candidate(-1))
             await many.judge(str(path), _candidate(-1))
             for turn in range(ROUNDS):
@@ -52,9 +52,9 @@ async def _measured() -> Comparison:
     return Comparison(("one in flight", f"{MANY} in flight"), tuple(single), tuple(several), None)
 
 
-async def _ms_each(judging: Judging, pairs: list[tuple[str, str]]) -> float:
+async def _ms_each(judging: JudgePool, pairs: list[tuple[str, str]]) -> float:
     start = time.perf_counter()
-    results = [result async for result in judging.judge_all(list(pairs))]
+    results = [result async for result in judging.judge_many(list(pairs))]
     if not all(result.passed for result in results):
         raise RuntimeError(next(str(result) for result in results if not result.passed))
     return (time.perf_counter() - start) * 1e3 / len(pairs)

@@ -22,10 +22,8 @@ from bench.simulated.many import run_many
 from kernelwright.agent.log.config import SearchConfig
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.problems import Problem
-from kernelwright.sandbox.pool.devices import own_cores
-from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.local import LocalExecutor
-from kernelwright.sandbox.pool.protocol import Answer, Conditions, Question, Work
+from kernelwright.sandbox.pool.dispatcher import Dispatcher
+from kernelwright.sandbox.pool.executor import Answer, Conditions, LocalExecutor, Question, Work, own_cores
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import (
     Authenticity,

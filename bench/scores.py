@@ -14,8 +14,7 @@ from bench.comparison import Comparison, in_turn
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.evals.scores.scoring import DATABASE, source_digest
 from kernelwright.problems import load_problem
-from kernelwright.sandbox.pool.devices import device_of
-from kernelwright.sandbox.pool.protocol import Conditions
+from kernelwright.sandbox.pool.executor import Conditions, local_devices
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.support.runs import REFERENCE, failed, passed, source_of
 
@@ -36,7 +35,7 @@ def run() -> Comparison:
 def _lay_out(place: Path) -> None:
     rng = random.Random(0)
     settings = Settings()
-    conditions = Conditions.here(device_of(settings), settings.model_dump(mode="json"))
+    conditions = Conditions.here(local_devices(settings, None)[0].kind, settings.model_dump(mode="json"))
     (place / "problems").mkdir()
     with Judgements(place / "scores" / DATABASE) as store:
         for number in range(PROBLEMS):

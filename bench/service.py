@@ -17,8 +17,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernelwright.sandbox.pool.remote import TOKEN, RefusedJob, ServiceClient
-from kernelwright.sandbox.service.http_limits import LARGEST_BODY_BYTES
+from kernelwright.sandbox.pool.client import TOKEN, RefusedJob, ServiceClient
+from kernelwright.sandbox.service.app import LARGEST_BODY_BYTES
 from tests.support.problems import RIGHT, WRONG
 from tests.support.service import Client, Service, job
 

@@ -22,9 +22,8 @@ from kernelwright.problems import Problem, load_problem
 from kernelwright.sandbox.build import HeaderShelf, toolchain
 from kernelwright.sandbox.floor.processor import processor_peaks
 from kernelwright.sandbox.machine.cache import VARIABLE
-from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.local import LocalExecutor
-from kernelwright.sandbox.pool.protocol import Work
+from kernelwright.sandbox.pool.dispatcher import Dispatcher
+from kernelwright.sandbox.pool.executor import LocalExecutor, Work
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 

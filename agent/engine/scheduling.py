@@ -22,9 +22,9 @@ from kernelwright.agent.steering import budget
 from kernelwright.agent.steering.advice import IdeaStatistics
 from kernelwright.problems import Problem
 from kernelwright.sandbox.machine.fact_store import Store
-from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, executor_for
-from kernelwright.sandbox.pool.protocol import Unjudged, Work
+from kernelwright.sandbox.pool.dispatcher import Dispatcher
+from kernelwright.sandbox.pool.executor import Unjudged, Work
+from kernelwright.sandbox.pool.judge_pool import Where, executor_for
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import SCREEN, CompileMode, JudgingEffort, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
@@ -266,11 +266,11 @@ def measuring(problem: Problem, compiled: Sequence[CompileMode]) -> Work:
 
 
 @asynccontextmanager
-async def evaluating(choice: ExecutorChoice, settings: Settings, kept: Store | None = None) -> AsyncIterator[Evaluator]:
+async def evaluating(choice: Where, settings: Settings, kept: Store | None = None) -> AsyncIterator[Evaluator]:
     """What judges for a search: an executor's workers. Where nothing is chosen there is one device of this machine.
 
     `kept`: see `ExecutorEvaluator`.
     """
-    chosen = ExecutorChoice(devices=1) if choice == ExecutorChoice() else choice
+    chosen = Where(devices=1) if choice == Where() else choice
     async with Dispatcher(executor_for(chosen, settings), chosen.kind) as dispatcher:
         yield ExecutorEvaluator(dispatcher, settings.compiled, kept)

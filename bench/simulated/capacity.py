@@ -6,7 +6,7 @@ that part.
 """
 
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.pool.dispatch import KEPT
+from kernelwright.sandbox.pool.dispatcher import KEPT
 
 HOUR_S = 3600.0
 

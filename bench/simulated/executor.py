@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from kernelwright.agent.providers.kinds.simulated import EVIDENCE
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
-from kernelwright.sandbox.pool.dispatch import Dispatcher, Warmth
-from kernelwright.sandbox.pool.protocol import Answer, Conditions, Device, Lost, Product, Stage, Work
+from kernelwright.sandbox.pool.dispatcher import Dispatcher, Warmth
+from kernelwright.sandbox.pool.executor import Answer, Conditions, Device, Lost, Product, Stage, Work
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed
 
 VERDICT = Failed(stage="check", reason="simulated", evidence=EVIDENCE)

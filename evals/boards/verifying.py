@@ -18,7 +18,7 @@ from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.evals.scores.score_log import log_of
 from kernelwright.problems import Problem
 from kernelwright.sandbox.authenticity.languages import candidate_of
-from kernelwright.sandbox.pool.protocol import Conditions
+from kernelwright.sandbox.pool.executor import Conditions
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate

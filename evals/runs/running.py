@@ -34,7 +34,7 @@ from kernelwright.prompts.targets import TARGETS
 from kernelwright.sandbox.judge.given import GivenProblem, checked_problems
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.machine.identity import require_tools, versions
-from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, as_far_as_there, settled
+from kernelwright.sandbox.pool.judge_pool import Where, as_far_as_there, settled
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Settings
 
@@ -127,7 +127,7 @@ class Plan(Record):
     device: str | None = None
     """A named device whose sheet the prompt shows; None for this machine."""
     judging: Settings = Settings()
-    executor: ExecutorChoice = ExecutorChoice()
+    executor: Where = Where()
     attempts: dict[str, int] = Field(default_factory=dict)
     """By problem, how many it has where that is not what the search says: more where more is to be had."""
     left_out: tuple[LeftOut, ...] = ()

@@ -18,7 +18,7 @@ from pydantic import AwareDatetime, ValidationError
 from kernelwright.agent.log.events import RunLogError
 from kernelwright.evals.figures import Measured, measured
 from kernelwright.problems.record.base import Record, first_fault
-from kernelwright.sandbox.pool.protocol import Conditions
+from kernelwright.sandbox.pool.executor import Conditions
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Verdict
 

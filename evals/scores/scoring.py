@@ -16,8 +16,8 @@ from kernelwright.evals.figures import Measured
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
 from kernelwright.sandbox.authenticity.languages import candidate_of
-from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.protocol import Conditions, Executor, Unjudged, Work, choose_kind_name
+from kernelwright.sandbox.pool.dispatcher import Dispatcher
+from kernelwright.sandbox.pool.executor import Conditions, Executor, Unjudged, Work, choose_kind_name
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 
 LARGEST_BYTES = 32 * 2**20

@@ -20,7 +20,7 @@ from kernelwright.prompts.markdown import fenced, trimmed
 from kernelwright.sandbox.authenticity.languages import candidate_of
 from kernelwright.sandbox.judge.given import is_file_name, shown
 from kernelwright.sandbox.machine.identity import needs_device
-from kernelwright.sandbox.pool.rewarding import Judging
+from kernelwright.sandbox.pool.judge_pool import JudgePool
 from kernelwright.sandbox.verdict.report import counted_speedup
 from kernelwright.sandbox.verdict.settings import Settings
 
@@ -66,7 +66,7 @@ class AgentTools:
         """`run`: one whose best kernels count too. `chosen`: settings; without a device what the source asks for."""
         self.folder, self._run, self._server, self._chosen = folder.resolve(), run, server, chosen
         self._open = AsyncExitStack()
-        self._judges: dict[tuple[str, bool], Judging] = {}
+        self._judges: dict[tuple[str, bool], JudgePool] = {}
         self._turn = asyncio.Lock()
         """Held while a judge is started: whoever asks meanwhile is to find it."""
         self._best: dict[str, Best] = {}
@@ -183,14 +183,14 @@ class AgentTools:
         except ProblemError as error:
             raise ToolRefused(str(error)) from None
 
-    async def _judge_on(self, device: str, profile: bool) -> Judging:
+    async def _judge_on(self, device: str, profile: bool) -> JudgePool:
         key = device, profile
         async with self._turn:
             if key not in self._judges:
                 settings = Settings.model_validate(
                     {"effort": "search"} | self._chosen | {"device": device, "profile": profile}
                 )
-                self._judges[key] = await self._open.enter_async_context(Judging(IN_FLIGHT, settings, self._server))
+                self._judges[key] = await self._open.enter_async_context(JudgePool(IN_FLIGHT, settings, self._server))
             return self._judges[key]
 
 

@@ -17,8 +17,8 @@ from kernelwright.problems import ProblemError
 from kernelwright.problems.record.base import first_fault
 from kernelwright.prompts import Target
 from kernelwright.sandbox.judge.given import shown
-from kernelwright.sandbox.pool.protocol import ExecutorError
-from kernelwright.sandbox.pool.rewarding import JudgingError
+from kernelwright.sandbox.pool.executor import ExecutorError
+from kernelwright.sandbox.pool.judge_pool import JudgingError
 
 EVERY_S = 2.0
 """How often whoever waits is told that it goes on."""

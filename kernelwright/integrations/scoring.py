@@ -16,8 +16,8 @@ from kernelwright.agent.replies import NotExtracted, extract
 from kernelwright.integrations.reward import USUAL, Reward, RewardTerms, feedback, reward
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.sandbox.judge.given import GivenProblem, checked_problem, checked_problems, listed, shown
-from kernelwright.sandbox.pool.remote import SERVER
-from kernelwright.sandbox.pool.rewarding import Judged, Judging, JudgingError
+from kernelwright.sandbox.pool.client import SERVER
+from kernelwright.sandbox.pool.judge_pool import Judged, JudgePool, JudgingError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 
@@ -73,7 +73,7 @@ class CompletionScorer:
         self._load = load or partial(training_problem, device=settings.device)
         self._problems: dict[str, Problem] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._judging: Judging | None = None
+        self._pool: JudgePool | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +105,7 @@ class CompletionScorer:
 
     def close(self) -> None:
         if self._loop is not None:
-            self._begin(self._restart(None)).result()
+            self._begin(self._stop()).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = None
 
@@ -149,27 +149,23 @@ class CompletionScorer:
         return ScoredCompletion(worth, feedback(judged.report, worth), source, judged.report)
 
     async def _judge(self, problem: Problem, candidate: Candidate) -> Judged:
-        """A judge that ended is started anew, once; what ended it may have been somebody else's candidate."""
-        judging = await self._started()
+        """Judge again, once, where the judge's process ended: another candidate may have been the cause."""
+        async with self._turn:
+            if self._pool is None:
+                self._pool = await JudgePool(*self._judging_options).__aenter__()
+            pool = self._pool
         try:
-            return await judging.judge(problem, candidate)
+            return await pool.judge(problem, candidate)
         except JudgingError:
-            await self._restart(judging)
-            return await (await self._started()).judge(problem, candidate)
+            if pool.server is None:
+                return await pool.judge(problem, candidate)
+            self._pool = None  # the next judging does not wait again for a service that is gone
+            raise
 
-    async def _started(self) -> Judging:
-        async with self._turn:
-            if self._judging is None:
-                self._judging = await Judging(*self._judging_options).__aenter__()
-            return self._judging
-
-    async def _restart(self, dead: Judging | None) -> None:
-        """End the judge, unless another one stands in the place of `dead` already."""
-        async with self._turn:
-            ending = self._judging if dead in (None, self._judging) else None
-            if ending is not None:
-                self._judging = None
-                await ending.__aexit__(None, None, None)
+    async def _stop(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.__aexit__(None, None, None)
 
 
 def _replies(completions: Sequence[Completion]) -> list[str]:

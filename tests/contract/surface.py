@@ -73,7 +73,7 @@ def choices() -> Surface:
     from kernelwright.problems.loading import DTYPES
     from kernelwright.prompts import SECTION_NAMES
     from kernelwright.prompts.targets import TARGETS
-    from kernelwright.sandbox.pool.executor_choice import NAMES
+    from kernelwright.sandbox.pool.judge_pool import NAMES
     from kernelwright.sandbox.verdict.settings import BaselineGroup, CompileMode, JudgingEffort, Settings
 
     words = {

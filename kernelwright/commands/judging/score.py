@@ -68,7 +68,7 @@ def score(
     from kernelwright.evals.scores.batch_tables import BatchProgress
     from kernelwright.evals.scores.judgements import Judgements
     from kernelwright.evals.scores.scoring import DATABASE, Batch, Scored, collect_candidates, collect_problems
-    from kernelwright.sandbox.pool import executor_for
+    from kernelwright.sandbox.pool.judge_pool import executor_for
 
     options.check_together(device, devices, executor)
     where = options.executor_choice(executor, address, devices, kind, builders, server)

@@ -12,7 +12,7 @@ from kernelwright.commands.options.terminal import UserMistake
 from kernelwright.problems.texts.rewriting import LibraryMissing
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.service.job_store import PlaceName
+    from kernelwright.sandbox.service.store import PlaceName
 
 
 def serve(
@@ -50,9 +50,9 @@ def serve(
     What was accepted is judged, also after a crash and a new start. SIGTERM ends it after what is being judged.
     """
     try:
-        from kernelwright.sandbox.service.job_store import usual_state
-        from kernelwright.sandbox.service.server import Listening, ServiceOptions
+        from kernelwright.sandbox.service.server import ServiceOptions
         from kernelwright.sandbox.service.server import serve as listen
+        from kernelwright.sandbox.service.store import usual_state
     except ImportError as error:
         raise LibraryMissing.of_extra("the service", error.name, "serve") from None
 
@@ -61,18 +61,21 @@ def serve(
     if port is None and host != "127.0.0.1":
         raise UserMistake(f"--host {host} needs a --port")
     places = _places(device, executor)
-    choice = options.executor_choice(executor, address, devices, kind, builders)
+    where = options.executor_choice(executor, address, devices, kind, builders)
     if executor == "local":
         options.check_threads(threads, None if "cuda" in places else devices)
     settings = {name: options.JudgingOptions(name, memory, threads, None, jail).settings() for name in places}
     listen(
         ServiceOptions(
-            listening=Listening(socket=socket, host=host, port=port, token=read_token(token_file)),
+            socket=socket,
+            host=host,
+            port=port,
+            token=read_token(token_file),
             state=state or usual_state(),
             queue=queue,
             keep=keep,
             settings=settings,
-            choice=choice,
+            where=where,
         )
     )
 
@@ -91,7 +94,7 @@ def _places(device: str | None, executor: str) -> "tuple[PlaceName, ...]":
 
 def read_token(path: Path | None) -> str | None:
     """The token of a file that nobody else can read, or of the environment; None where there is neither."""
-    from kernelwright.sandbox.pool.remote import TOKEN
+    from kernelwright.sandbox.pool.client import TOKEN
     from kernelwright.sandbox.service.server import SHORTEST_TOKEN
 
     where, token = TOKEN, os.environ.get(TOKEN)

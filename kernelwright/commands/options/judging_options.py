@@ -15,7 +15,7 @@ import typer
 from kernelwright.commands.options.terminal import UserMistake
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.pool import ExecutorChoice
+    from kernelwright.sandbox.pool.judge_pool import Where
     from kernelwright.sandbox.verdict.settings import CompileMode, JudgingEffort, Settings
 
 DeviceOption = Annotated[
@@ -314,21 +314,21 @@ def executor_choice(
     kind: str | None,
     builders: int | None = None,
     server: str | None = None,
-) -> "ExecutorChoice":
+) -> "Where":
     """The executor that the options name; `UserMistake` for one that is none."""
-    from kernelwright.sandbox.pool.executor_choice import NAMES, ExecutorChoice
+    from kernelwright.sandbox.pool.judge_pool import NAMES, Where
 
     if server is not None:
         given = {"executor": executor != "local", "address": address, "devices": devices, "kind": kind}
         if own := [name for name, value in (given | {"builders": builders}).items() if value]:
             raise UserMistake(f"--{own[0]} is the service's to choose; leave it out, or --server (KERNELWRIGHT_SERVER)")
-        return ExecutorChoice(server=server)
+        return Where(server=server)
     if executor not in NAMES:
         raise UserMistake(f"no executor {executor!r}; there are: {', '.join(NAMES)}")
     if address is not None and executor != "ray":
         raise UserMistake(f"--address {address} names a Ray cluster; add --executor ray, or leave it out")
     if address is not None and devices is not None:
         raise UserMistake("--devices is for devices of this machine, and --address names a cluster; leave one out")
-    return ExecutorChoice.model_validate(
+    return Where.model_validate(
         {"executor": executor, "address": address, "devices": devices, "kind": kind, "builders": builders}
     )

@@ -30,7 +30,7 @@ from kernelwright.evals.runs.running import Plan
 from kernelwright.evals.scores.judgements import Judgement
 from kernelwright.problems import ProblemError
 from kernelwright.problems.record.problem import Origin
-from kernelwright.sandbox.pool.protocol import Conditions
+from kernelwright.sandbox.pool.executor import Conditions
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.bench.results.walk import ROOT, SETTINGS
 from tests.support.runs import REFERENCE, Writer, ended, evidence, failed, passed, problem, writing

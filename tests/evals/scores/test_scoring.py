@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kernelwright.evals.scores.judgements import Judgements, JudgementsError
 from kernelwright.evals.scores.scoring import CandidateFile, Shard
-from kernelwright.sandbox.pool.protocol import Conditions
+from kernelwright.sandbox.pool.executor import Conditions
 from tests.support.runs import failed, judgement, passed
 
 FILES = [CandidateFile(f"p{i % 3}", f"{i}.py", Path(f"{i}.py")) for i in range(60)]

@@ -37,7 +37,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from datetime import UTC, datetime
 from pathlib import Path
-from kernelwright.sandbox.pool.protocol import Conditions
+from kernelwright.sandbox.pool.executor import Conditions
 from kernelwright.evals.scores.judgements import Judgement, Judgements
 from tests.support.runs import failed
 

@@ -6,7 +6,7 @@ from kernelwright.problems import Problem
 from kernelwright.problems.record.value_families import FAMILIES
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.machine.fact_store import Store, baseline_key
-from kernelwright.sandbox.pool.protocol import Conditions
+from kernelwright.sandbox.pool.executor import Conditions
 from kernelwright.sandbox.timing.baseline_facts import BaselineErrors
 from kernelwright.sandbox.timing.baselines import LUCK, Baselines
 from kernelwright.sandbox.verdict.settings import Settings

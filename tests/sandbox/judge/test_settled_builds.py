@@ -12,9 +12,8 @@ import pytest
 
 from kernelwright.commands.judging.judge import words
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.pool.devices import WorkerOptions
-from kernelwright.sandbox.pool.judges import Worker
-from kernelwright.sandbox.pool.protocol import Question, Work
+from kernelwright.sandbox.pool.executor import Question, Work
+from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.sandbox.conftest import QUICK, SCALED_ROWS
@@ -215,7 +214,7 @@ def test_a_build_for_another_process_starts_no_worker_and_can_still_be_evaluated
 def test_a_build_in_a_pool_starts_no_worker(monkeypatch):
     started = []
     monkeypatch.setattr("kernelwright.sandbox.judge.stages.open_session", lambda kind, *rest: started.append(kind))
-    worker = Worker(WorkerOptions(chosen=QUICK.model_dump(mode="json", exclude_unset=True)))
+    worker = Judges(QUICK)
     try:
         work = Work(problem=SCALED_ROWS, candidate=candidate("ONE = built(RIGHT)"))
         assert worker.answer(Question(stage="build", work=work)).product

@@ -8,7 +8,7 @@ import pytest
 from kernelwright.evals.scores.judgements import Judgements
 from kernelwright.evals.scores.scoring import Batch, CandidateFile, Collected, UnjudgedSource, interleaved
 from kernelwright.problems import Problem
-from kernelwright.sandbox.pool.protocol import Answer, Conditions, ExecutorError
+from kernelwright.sandbox.pool.executor import Answer, Conditions, ExecutorError
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from tests.support.runs import failed, judgement, passed
 

@@ -1,4 +1,4 @@
-"""The search's view of an executor, and what a run remembers of its choice."""
+"""The search's view of an executor."""
 
 import pytest
 
@@ -7,11 +7,10 @@ from bench.simulated.executor import VERDICT, SimulatedExecutor, Times
 from kernelwright.agent.engine.scheduling import ExecutorEvaluator, evaluating
 from kernelwright.problems import Problem
 from kernelwright.sandbox.machine.fact_store import Store
-from kernelwright.sandbox.machine.identity import processor_name
-from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, executor_for, settled
-from kernelwright.sandbox.pool.protocol import Answer, ExecutorError
-from kernelwright.sandbox.pool.remote import JobSettings
+from kernelwright.sandbox.pool.client import JobSettings
+from kernelwright.sandbox.pool.dispatcher import Dispatcher
+from kernelwright.sandbox.pool.executor import Answer
+from kernelwright.sandbox.pool.judge_pool import Where
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Measurement, Pairing, Passed
@@ -141,19 +140,7 @@ def test_a_reference_that_can_not_be_measured_does_not_keep_candidates_from_bein
 
 @pytest.mark.slow
 async def test_the_workers_of_this_machine_measure_the_reference():
-    async with evaluating(ExecutorChoice(), QUICK) as evaluator:
+    async with evaluating(Where(), QUICK) as evaluator:
         verdict = await evaluator.measure(SUM)
     assert isinstance(verdict, Passed)
     assert (list(verdict.measurement.baselines_ms), verdict.evidence.effort) == (["eager"], "screen")
-
-
-def test_a_run_remembers_the_kind_of_device_that_it_began_on_unless_it_judges_in_its_own_process():
-    assert settled(ExecutorChoice(devices=1), Settings()).kind == processor_name()
-    assert settled(ExecutorChoice(), Settings()) == ExecutorChoice()
-
-
-def test_an_address_without_ray_and_more_devices_than_cores_are_mistakes():
-    with pytest.raises(ExecutorError, match="--executor ray"):
-        executor_for(ExecutorChoice(address="head:6379"), Settings())
-    with pytest.raises(ExecutorError, match="100000 devices"):
-        settled(ExecutorChoice(devices=100_000), Settings())

@@ -1,7 +1,7 @@
-"""`JobStore`: the jobs on disk, in one SQLite file that this process alone writes.
+"""`JobStore`: the jobs on disk, in one SQLite file that only this process writes.
 
-What has been accepted is committed, and synced, before the client hears of it. A job comes to its end once: whoever
-would end it again, changes nothing.
+An accepted job is committed, and synced, before the client gets its answer. A job ends once: ending it again changes
+nothing.
 """
 
 import asyncio
@@ -17,57 +17,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar
-
-from pydantic import Field, JsonValue, StringConstraints, model_validator
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.machine.cache import cache_root, is_there, state_root
-from kernelwright.sandbox.pool.protocol import Stage
-from kernelwright.sandbox.pool.remote import JobSettings
+from kernelwright.sandbox.pool.executor import Stage
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
-from kernelwright.sandbox.verdict.settings import JudgingEffort
 
-LONGEST_TEXT = 2**18
-"""Characters of a source or of a problem's text."""
-MOST_WAIT_S = 300.0
-"""How long one request waits for a job; a client that wants to wait longer asks again."""
 State = Literal["queued", "judging", "done", "cancelled"]
 """`done`: there is a report, or an error that says why there is no verdict. It is reached once, as is `cancelled`."""
 PlaceName = Literal["cpu", "cuda"]
-Text = Annotated[str, StringConstraints(max_length=LONGEST_TEXT)]
-Short = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-
-
-class JobRequest(Record):
-    """A candidate to be judged. The problem is given in one of three ways: `problem`, `text` or `record`."""
-
-    problem: Short | None = Field(default=None, description="Name of a problem of the catalog.")
-    text: Text | None = Field(default=None, description="Text of a problem file in the KernelBench convention.")
-    record: dict[str, JsonValue] | None = Field(
-        default=None, description="A problem as GET /v1/problems/NAME gives it."
-    )
-    name: Short = Field(default="problem", description="What a problem that is given as `text` is to be called.")
-    size: Short | None = Field(default=None, description="Of a catalog problem; default: what fits the candidate.")
-    dtype: Short | None = Field(default=None, description="Cast weights and floating inputs; default: as they are.")
-    backward: bool = Field(default=False, description="Judge and time the gradients too.")
-    source: Text = Field(description="The candidate: Python that defines ModelNew.")
-    device: PlaceName | None = Field(default=None, description="Default: what the source asks for.")
-    effort: JudgingEffort | None = Field(default=None, description="How sure the verdict has to be; default: rank.")
-    beat: float | None = Field(default=None, gt=0, description="At effort `search`: the speedup of the best so far.")
-    settings: JobSettings = JobSettings()
-    stage: Stage = Field(default="time", description="`check` is effort `screen`.")
-    fresh: bool = Field(default=False, description="By reference processes of its own, with seeds of their own.")
-    priority: int = Field(default=0, ge=-10, le=10, description="Each is worth a minute of waiting.")
-    key: Short | None = Field(default=None, description="The same key again gives the same job: for trying again.")
-
-    @model_validator(mode="after")
-    def _one_problem(self) -> "JobRequest":
-        if sum(one is not None for one in (self.problem, self.text, self.record)) != 1:
-            raise ValueError("give the problem as one of `problem`, `text` and `record`")
-        if self.stage == "build":
-            raise ValueError("stage is `check` or `time`")
-        return self
 
 
 class JobError(Record):
@@ -79,14 +38,14 @@ class JobError(Record):
     machine_lacks: bool = False
     """Whether another machine could give one."""
     unsupported: bool = False
-    """Whether the problem is sound for itself."""
+    """Whether the problem itself is valid, and only asks for more than can be judged here."""
 
 
 class NewJob(Record):
-    """A request that has been read: what is kept, and judged when its turn comes."""
+    """A request that has been read: the job to keep, and to judge later."""
 
     work: str
-    """`Work` as JSON: the process that listens does not look into it."""
+    """`Work` as JSON, which the listening process does not parse."""
     stage: Stage
     place: PlaceName
     problem: str
@@ -106,14 +65,14 @@ class Job(Record):
     """UTC, as ISO 8601."""
     finished: str | None = None
     begun: int = 0
-    """How often it was taken up: more than once where the service was killed meanwhile."""
+    """How often its judging began: more than once where the service was killed meanwhile."""
     report: dict[str, Any] | None = None
     """The object of `kernelwright judge --json`."""
     error: JobError | None = None
 
 
 class ServiceFacts(Record):
-    """What the service is."""
+    """Facts about the service."""
 
     harness: str = f"judge version {JUDGE_VERSION}"
     """Deprecated: clients of the version before compare it."""
@@ -122,9 +81,9 @@ class ServiceFacts(Record):
     wire_version: int
     """The version of the messages. Clients of another version are refused."""
     devices: dict[PlaceName, list[dict[str, Any]]]
-    """What is judged on, with the conditions of each verdict that is reached there."""
+    """The devices, with the conditions of each verdict that is reached on them."""
     room: dict[PlaceName, int]
-    """How many jobs are in hand at a time; more wait."""
+    """How many jobs are judged or built at a time; more wait."""
     queue: int
     """How many jobs may be open."""
     draining: bool
@@ -136,9 +95,9 @@ LOG = logging.getLogger("kernelwright.sandbox.service")
 JOBS = "jobs.db"
 """The file in the service's folder."""
 PRIORITY_S = 60.0
-"""What one point of priority is worth: so much waiting. So nothing waits for ever, whatever others ask for."""
+"""The waiting that one point of priority is worth. So nothing waits for ever, whatever others ask for."""
 TRIM_EVERY = 50
-"""Ends after which the oldest jobs are looked for; each start looks for them too."""
+"""Ended jobs after which the oldest are deleted; each start deletes them too."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE, asked TEXT NOT NULL,
@@ -159,14 +118,14 @@ REMEDIES = {
     sqlite3.SQLITE_CORRUPT: "the file is damaged; give another --state folder, or remove it with the jobs in it",
     sqlite3.SQLITE_NOTADB: "the file is none of SQLite's; give another --state folder, or remove it",
     sqlite3.SQLITE_READONLY: "the file may not be written; check the permissions of it and of its folder",
-    sqlite3.SQLITE_CANTOPEN: "the file can not be opened; check the permissions of it and of its folder",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened; check the permissions of it and of its folder",
 }
-"""By SQLite's code. Only what holds no jobs that could be read may be removed."""
+"""By SQLite's code. Only a file without readable jobs may be removed."""
 OF_THE_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 
 
 def usual_state() -> Path:
-    """The service's folder where none is named. What an earlier version left in the user's cache goes on being used."""
+    """Return the service's folder where none is named. One of an earlier version in the user's cache stays in use."""
     folder, earlier = state_root() / "service", cache_root() / "service"
     if is_there(folder / JOBS) or not is_there(earlier / JOBS):
         return folder
@@ -180,7 +139,7 @@ def usual_state() -> Path:
 
 
 class StoreError(Exception):
-    """The jobs' file can not be used; one sentence with the remedy."""
+    """The jobs' file cannot be used; one sentence with the remedy."""
 
 
 class DiskError(StoreError):
@@ -232,7 +191,7 @@ class JobStore:
             self._db.executescript(SCHEMA)
             self._forget_oldest()  # this process may end before it has ended `TRIM_EVERY`
         except sqlite3.Error as error:
-            raise _store_error(f"{path} can not be used", error) from None
+            raise _store_error(f"{path} cannot be used", error) from None
 
     async def do(self, what: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
         """One of the methods below; what was begun is done, also where the caller is cancelled. Raises `StoreError`."""
@@ -240,7 +199,7 @@ class JobStore:
         try:
             return await asyncio.shield(called)
         except sqlite3.Error as error:
-            raise _store_error("the jobs can not be kept", error) from None
+            raise _store_error("the jobs cannot be kept", error) from None
 
     def close(self) -> None:
         self._thread.shutdown()

@@ -1,7 +1,8 @@
-"""What is told where the jobs' file can not be used: a remedy for each cause, and none that costs accepted jobs."""
+"""The jobs' file: where it lies, and a remedy where it cannot be used, which never costs accepted jobs."""
 
 import asyncio
 import json
+import logging
 import os
 import resource
 import sqlite3
@@ -11,8 +12,8 @@ import sys
 import pytest
 
 from kernelwright.commands.options.terminal import MACHINE_LACKS
-from kernelwright.sandbox.service.job_store import REMEDIES, TRIM_EVERY, DiskError, JobStore, StoreError
-from kernelwright.sandbox.service.text_process import read_request
+from kernelwright.sandbox.service.requests import read_request
+from kernelwright.sandbox.service.store import JOBS, REMEDIES, TRIM_EVERY, DiskError, JobStore, StoreError, usual_state
 from tests.support.service import ROOT, job
 
 LESS_THAN_A_MAP_BYTES = 16 * 2**10
@@ -130,3 +131,37 @@ def test_serve_on_a_disk_without_room_ends_with_3_and_says_to_free_some(kept):
     store = JobStore(kept, 100)
     assert len(store.unfinished()) == 2
     store.close()
+
+
+@pytest.fixture
+def user_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def put_jobs(folder):
+    folder.mkdir(parents=True)
+    JobStore(folder / JOBS, keep=1).close()
+
+
+@pytest.mark.usefixtures("user_folders")
+def test_jobs_lie_in_the_users_state_which_nobody_empties_to_gain_room(tmp_path):
+    (tmp_path / "cache" / "service").mkdir(parents=True)  # the socket lies there
+    assert usual_state() == tmp_path / "state" / "kernelwright" / "service"
+
+
+@pytest.mark.usefixtures("user_folders")
+def test_jobs_of_an_earlier_version_stay_where_they_are_and_that_is_told_in_a_line(tmp_path, caplog):
+    put_jobs(tmp_path / "cache" / "service")
+    with caplog.at_level(logging.WARNING, "kernelwright.sandbox.service"):
+        assert usual_state() == tmp_path / "cache" / "service"
+    (told,) = caplog.messages
+    assert f"the jobs stay in {tmp_path / 'cache' / 'service'}" in told and "\n" not in told
+
+
+@pytest.mark.usefixtures("user_folders")
+def test_once_there_are_jobs_in_the_users_state_those_count(tmp_path, caplog):
+    put_jobs(tmp_path / "cache" / "service")
+    put_jobs(tmp_path / "state" / "kernelwright" / "service")
+    assert usual_state() == tmp_path / "state" / "kernelwright" / "service"
+    assert not caplog.messages

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from kernelwright.sandbox.pool.protocol import ExecutorError
-from kernelwright.sandbox.service import job_queue
-from kernelwright.sandbox.service.job_queue import AHEAD, Draining, JobQueue, Place, QueueFull
-from kernelwright.sandbox.service.job_store import JobStore, KeyTaken
-from kernelwright.sandbox.service.text_process import TextProcess, read_request
+from kernelwright.sandbox.pool.executor import ExecutorError
+from kernelwright.sandbox.service import queue as job_queue
+from kernelwright.sandbox.service.queue import AHEAD, Draining, JobQueue, Place, QueueFull
+from kernelwright.sandbox.service.requests import TextProcess, read_request
+from kernelwright.sandbox.service.store import JobStore, KeyTaken
 from tests.support.service import TurnedExecutor, job
 
 ROOM = 1 + AHEAD

@@ -8,7 +8,7 @@ import pytest
 
 from kernelwright.sandbox.build import BuildStore
 from kernelwright.sandbox.machine.cache import VARIABLE
-from kernelwright.sandbox.pool.ray.workers import is_kept, pack, unpack
+from kernelwright.sandbox.pool.ray import is_kept, pack, unpack
 
 DIGEST = "a" * 64
 

@@ -16,12 +16,12 @@ import pytest
 
 from kernelwright.agent.engine.scheduling import ExecutorEvaluator
 from kernelwright.sandbox.machine.cache import VARIABLE
-from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.protocol import Product, Work
-from kernelwright.sandbox.pool.ray.executor import RayExecutor
+from kernelwright.sandbox.pool.dispatcher import Dispatcher
+from kernelwright.sandbox.pool.executor import Product, Work
+from kernelwright.sandbox.pool.ray import RayExecutor
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from kernelwright_child import keeper
-from tests.sandbox.pool.workers.test_local import executor as local_executor
+from tests.sandbox.pool.test_executor import executor as local_executor
 from tests.support.executors import COMPILED, HIDDEN, NEGATED, QUICK, batch, judged, outcome, right
 
 pytestmark = [
