@@ -6,7 +6,6 @@ Every reply is bounded. Files are read below the folder that the server was star
 import asyncio
 import json
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, Self
@@ -65,17 +64,14 @@ class AgentTools:
     def __init__(self, folder: Path, run: Path | None = None, server: str | None = None, **chosen: Any) -> None:
         """`run`: one whose best kernels count too. `chosen`: settings; without a device what the source asks for."""
         self.folder, self._run, self._server, self._chosen = folder.resolve(), run, server, chosen
-        self._open = AsyncExitStack()
-        self._judges: dict[tuple[str, bool], JudgePool] = {}
-        self._turn = asyncio.Lock()
-        """Held while a judge is started: whoever asks meanwhile is to find it."""
+        self._pools: dict[tuple[str, bool], JudgePool] = {}
         self._best: dict[str, Best] = {}
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._open.aclose()
+        await asyncio.gather(*(pool.close() for pool in self._pools.values()))
 
     def problems(self) -> str:
         return "\n".join(f"{name}: {load_problem(name).title}" for name in catalog_names())
@@ -99,7 +95,7 @@ class AgentTools:
             language = candidate_of(text.encode(errors="replace").decode()).language
             device = "cuda" if needs_device(language, self._problem(name, size).size) else "cpu"
         problem = self._problem(name, size or ("gpu" if device != "cpu" and name in catalog_names() else None))
-        judged = await (await self._judge_on(device, profile and device != "cpu")).judge(problem, text)
+        judged = await self._pool_on(device, profile and device != "cpu").judge(problem, text)
         if judged.report is None:
             raise ToolRefused(f"no verdict, and not the candidate's fault: {judged.error}")
         worth = reward(judged.report, TERMS)
@@ -183,15 +179,12 @@ class AgentTools:
         except ProblemError as error:
             raise ToolRefused(str(error)) from None
 
-    async def _judge_on(self, device: str, profile: bool) -> JudgePool:
-        key = device, profile
-        async with self._turn:
-            if key not in self._judges:
-                settings = Settings.model_validate(
-                    {"effort": "search"} | self._chosen | {"device": device, "profile": profile}
-                )
-                self._judges[key] = await self._open.enter_async_context(JudgePool(IN_FLIGHT, settings, self._server))
-            return self._judges[key]
+    def _pool_on(self, device: str, profile: bool) -> JudgePool:
+        if (device, profile) not in self._pools:
+            chosen = {"effort": "search"} | self._chosen | {"device": device, "profile": profile}
+            pool = JudgePool(IN_FLIGHT, Settings.model_validate(chosen), self._server)
+            self._pools[device, profile] = pool.open()
+        return self._pools[device, profile]
 
 
 def _processor_lines(report: Mapping[str, Any]) -> list[str]:

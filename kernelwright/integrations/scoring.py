@@ -105,14 +105,16 @@ class CompletionScorer:
 
     def close(self) -> None:
         if self._loop is not None:
-            self._begin(self._stop()).result()
+            if self._pool is not None:
+                self._begin(self._pool.close()).result()
+                self._pool = None
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = None
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         with STARTING:
             if self._loop is None:
-                self._loop, self._turn = asyncio.new_event_loop(), asyncio.Lock()
+                self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="kernelwright-scorer", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
@@ -150,10 +152,7 @@ class CompletionScorer:
 
     async def _judge(self, problem: Problem, candidate: Candidate) -> Judged:
         """Judge again, once, where the judge's process ended: another candidate may have been the cause."""
-        async with self._turn:
-            if self._pool is None:
-                self._pool = await JudgePool(*self._judging_options).__aenter__()
-            pool = self._pool
+        pool = self._pool = self._pool or JudgePool(*self._judging_options).open()
         try:
             return await pool.judge(problem, candidate)
         except JudgingError:
@@ -161,11 +160,6 @@ class CompletionScorer:
                 return await pool.judge(problem, candidate)
             self._pool = None  # the next judging does not wait again for a service that is gone
             raise
-
-    async def _stop(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            await pool.__aexit__(None, None, None)
 
 
 def _replies(completions: Sequence[Completion]) -> list[str]:

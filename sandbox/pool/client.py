@@ -126,13 +126,13 @@ def default_socket() -> Path:
 
 
 def job_request(problem: Problem, source: str, asks: dict[str, JsonValue], device: str | None) -> dict[str, Any]:
-    """Return a job; without a device it is judged where the source asks for. Surrogates are replaced."""
+    """Return a job; without a device its source decides where it is judged. Surrogates are replaced."""
     record, text = problem.model_dump(mode="json"), source.encode(errors="replace").decode()
     return {"record": record, "source": text, "settings": asks, "device": device}
 
 
 class ServiceClient:
-    """Asks one service, any number of questions at a time."""
+    """Client of one service, for any number of questions at a time."""
 
     def __init__(self, server: str) -> None:
         """Raises `ExecutorError` for an address that is not valid."""

@@ -215,8 +215,8 @@ class Dispatcher:
     def _may_build(self) -> bool:
         """Whether a build would disturb no timing.
 
-        Where the two alternate, builds begin when nothing waits to be timed and go on while there is room: at each
-        change cores are idle, and what the compiler reads is no longer in memory when the next builds begin.
+        Where the two alternate, builds begin when nothing waits to be timed and go on while their results fit: at each
+        change cores are idle, and the compiler's files have left the memory when the next builds begin.
         """
         if not self.executor.takes_turns:
             return True

@@ -42,7 +42,7 @@ def torch_version() -> str:
 
 
 class Conditions(Record):
-    """Everything that a verdict depends on, apart from problem and candidate."""
+    """Everything but problem and candidate that a verdict depends on."""
 
     judge_version: Annotated[str, JUDGE_FIELD]
     device: str
@@ -91,11 +91,11 @@ class Lost(Exception):
 
 
 class ProductGone(Lost):
-    """The worker is fine, but what was built for it is no longer available: it has to be built again."""
+    """The worker is fine, but its build was lost: it has to be built again."""
 
 
 class Unjudged(Exception):
-    """There is no verdict: the problem or the machine cannot be used. Not the candidate's fault; one sentence."""
+    """No verdict is possible: the problem or the machine cannot be used. Not the candidate's fault; one sentence."""
 
     def __init__(
         self, message: str, whole_problem: bool = False, machine_lacks: bool = False, unsupported: bool = False
@@ -106,7 +106,7 @@ class Unjudged(Exception):
         self.machine_lacks = machine_lacks
         """Whether another machine could give one."""
         self.unsupported = unsupported
-        """Whether the problem itself is valid, and only asks for more than can be judged here."""
+        """Whether the problem itself is valid, but cannot be judged here."""
 
 
 class Device(Record):
@@ -156,11 +156,11 @@ class Answer(Record):
     product: str | None = None
     """The digest under which a finished build is kept; empty where it cannot be kept."""
     trouble: str | None = None
-    """Why there is no verdict, in one sentence."""
+    """Why a verdict is not possible, in one sentence."""
     broken_problem: bool = False
     """Whether the trouble is the problem's own."""
     unsupported: bool = False
-    """Whether the problem itself is valid, and only asks for more than can be judged here."""
+    """Whether the problem itself is valid, but cannot be judged here."""
     machine_lacks: bool = False
     """Whether the trouble is that the worker's machine lacks something."""
 
@@ -257,7 +257,7 @@ def local_devices(settings: Settings, count: int | None) -> tuple[Device, ...]:
     """Return the first `count` CUDA devices, or as many parts of the cores; for None all CUDA devices, or one part.
 
     Settings that name one of several (`cuda:1`) give that one. Raises `ExecutorError` for more than there are,
-    `MachineError` where there is no CUDA device at all.
+    `MachineError` where there are no CUDA devices at all.
     """
     if not settings.gpu:
         parts = split(settings.cores, count or 1)

@@ -1,4 +1,4 @@
-"""Many candidates judged from Python, for a training loop for example; and the executors that a user can choose.
+"""Many candidates judged from Python, as in a training loop; and the executors that a user can choose.
 
     async with JudgePool(concurrency=8) as pool:
         async for result in pool.judge_many([(problem, source), ...]):
@@ -15,7 +15,6 @@ import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import wraps
-from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -66,7 +65,7 @@ class Where(Record):
     address: str | None = None
     """HOST:PORT of a Ray cluster's head; None for a cluster of this machine alone, made for the run."""
     devices: int | None = None
-    """How many devices of this machine; None for all CUDA devices, or the whole processor."""
+    """Number of devices of this machine; None for all CUDA devices, or the complete processor."""
     kind: str | None = None
     """A part of the name of the devices to use; needed only where there are several kinds."""
     builders: int | None = None
@@ -162,7 +161,7 @@ class Judged(BaseModel):
     report: dict[str, Any] | None = None
     """The object of `kernelwright judge --json`, with all its keys."""
     error: str | None = None
-    """Why there is no verdict: the problem or the machine cannot be used. Not the candidate's fault."""
+    """Why a verdict is not possible: the problem or the machine cannot be used. Not the candidate's fault."""
 
     @property
     def passed(self) -> bool:
@@ -205,18 +204,25 @@ class JudgePool:
         self._limit = asyncio.Semaphore(concurrency)
 
     async def __aenter__(self) -> Self:
-        if self.server is not None:
-            self._service = ServiceClient(self.server)
-            return self
-        chosen = self.settings or Settings()
-        cores = chosen.cores if "cores" in chosen.model_fields_set else own_cores()
-        self._worker = WorkerProcess(settings_on(chosen, cores, chosen.device), self.concurrency)
-        await self._worker.started()
+        self.open()
+        if self._worker is not None:
+            await self._worker.started()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def open(self) -> Self:
+        """Allow judgings; the process starts with the first of them, or with the context."""
+        if self.server is not None:
+            self._service = ServiceClient(self.server)
+        else:
+            chosen = self.settings or Settings()
+            cores = chosen.cores if "cores" in chosen.model_fields_set else own_cores()
+            self._worker = WorkerProcess(settings_on(chosen, cores, chosen.device), self.concurrency)
+        return self
+
+    async def close(self) -> None:
         worker, self._worker, self._service = self._worker, None, None
         if worker is not None:
             await asyncio.shield(asyncio.ensure_future(worker.close()))

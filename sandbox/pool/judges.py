@@ -39,7 +39,7 @@ R = TypeVar("R")
 def within_memory(problem: Problem, work: Callable[[], R]) -> R:
     """Return what `work` returns. Raises `UnsupportedHere` where memory ran out, on this machine or on its device.
 
-    The original error is released first: its frames hold tensors that have to make room for the next problem.
+    The original error is released first: its frames hold tensors whose memory the next problem needs.
     """
     try:
         return work()

@@ -22,9 +22,9 @@ from kernelwright.sandbox.machine.identity import ROOT
 LINE_BYTES = 256 * 2**20
 CHUNK_BYTES = 2**16
 ENDING_S = 20.0
-"""How long it may take to clean up before it is killed."""
+"""Time to clean up before it is killed."""
 KILLED_S = 5.0
-"""How long a killed process may take to end; one that hangs in the kernel is left alone."""
+"""Time for a killed process to end; one that hangs in the kernel is left alone."""
 LOOK_S = 0.2
 HALF_LOOKS = 4
 """Checks that find part of an answer and nothing new: its writer has stopped. Not seconds, since this process may have
@@ -106,7 +106,7 @@ class LineProcess:
     def send(self, message: dict[str, Any]) -> None:
         """Send a message without an answer.
 
-        It does not wait until the pipe has room: a process that does not read must not keep us from seeing its end.
+        It does not wait for the pipe: a process that does not read must not keep us from seeing its end.
         """
         with contextlib.suppress(OSError, RuntimeError):
             self._input.write(json.dumps(message).encode() + b"\n")

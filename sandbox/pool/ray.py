@@ -64,8 +64,8 @@ KNOCKING_S = 10.0
 SESSIONS = "kwray-"
 LOOPBACK = "127.0.0.1"
 CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Whether a machine may be part of a cluster of several. Where it may, Ray listens on every address, whatever it is
-told; where it may not, on the loopback alone. Ray sets it by itself on two systems, and reads it on every one."""
+"""Whether a machine may be part of a cluster of several. Where it may, Ray listens on every address, whatever its
+options; where it may not, on the loopback alone. Ray sets it by itself on two systems, and reads it on every one."""
 
 
 def require_listener(address: str) -> None:
@@ -149,11 +149,6 @@ def require_token(environment: MutableMapping[str, str], token: Path | None) -> 
     environment[MODE] = "token"
     if token is not None:
         environment[TOKEN_PATH] = str(token)
-
-
-def stay_on_this_machine(environment: MutableMapping[str, str]) -> None:
-    """Have Ray listen on the loopback alone. It reads this once, when it is imported."""
-    environment[CLUSTERS] = "0"
 
 
 def session_folder() -> Path:
@@ -341,7 +336,7 @@ class RayExecutor:
             token = own_token(os.environ) if self._address is None else found_token(os.environ, self._address)
             require_token(os.environ, token)
         if self._address is None:
-            stay_on_this_machine(os.environ)
+            os.environ[CLUSTERS] = "0"  # read once, when Ray is imported
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             ray: Any = importlib.import_module("ray")

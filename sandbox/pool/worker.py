@@ -1,7 +1,7 @@
 """The process of a worker on this machine: a judge, which answers JSON lines.
 
-`python -m kernelwright.sandbox.pool.worker THREADS SETTINGS [stays]` ends when its input does, so also when the process
-that asks is killed, and ends every child first. Should it be killed itself, the children's supervisors end them.
+`python -m kernelwright.sandbox.pool.worker THREADS SETTINGS [stays]` ends when its input does, so also when the asking
+process is killed, and ends every child first. Should it be killed itself, the children's supervisors end them.
 """
 
 import contextlib

@@ -24,7 +24,7 @@ from kernelwright.sandbox.service.store import Job, KeyTaken, ServiceFacts, Stor
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION, own_versions
 
 MOST_WAIT_S = 300.0
-"""How long one request waits for a job; a client that wants to wait longer asks again."""
+"""Limit on the waiting of one request for a job; a client may send further requests."""
 LARGEST_BODY_BYTES = 4 * 2**20
 MOST_BODIES = 32
 """Bodies that are received at a time."""

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 
 from kernelwright.sandbox.pool.dispatcher import DeviceVerdict, Dispatcher, Step, Tally
 from kernelwright.sandbox.pool.executor import Device, Executor, ExecutorError, Stage, Unjudged, Work
-from kernelwright.sandbox.service.requests import TextProcess
 from kernelwright.sandbox.service.store import (
     Begun,
     Ending,
@@ -27,6 +26,7 @@ from kernelwright.sandbox.service.store import (
     StoreError,
 )
 from kernelwright.sandbox.verdict.errors import SandboxError
+from kernelwright.sandbox.verdict.report import report
 
 AHEAD = 2
 """Jobs of a device's dispatcher in addition to those that build: one is timed, the next one is ready."""
@@ -57,7 +57,7 @@ class Place:
         return 0 if self.is_lost else self.builders + AHEAD * len(self.devices)
 
     async def open(self) -> None:
-        """Raises `ExecutorError` or `MachineError` where there is no device."""
+        """Raises `ExecutorError` or `MachineError` without a device."""
         executor = self._make_executor()
         # What one client's candidate does to the memory of this machine must not end another's problem.
         dispatcher = Dispatcher(executor, self._kind, remembers_broken=False)
@@ -88,9 +88,9 @@ class Place:
 
 LOG = logging.getLogger("kernelwright.sandbox.service")
 AGAIN_S = 10.0
-"""Seconds after which a place without devices, or a store without room, is tried again."""
+"""Seconds after which a place without devices, or a full store, is tried again."""
 MOST_BEGUN = 10
-"""How often a job's judging may begin while the service is killed: it may be the cause."""
+"""Starts of a job's judging in which the service may be killed: the job may be the cause."""
 IN_A_STAGE = frozenset({"building", "judging"})
 LONGEST_RETRY_S = 60
 Event = Step | str
@@ -139,9 +139,9 @@ class Counts:
 class JobQueue:
     """Takes jobs, has them judged in the order in which they are due, and ends each once. Start it, and stop it."""
 
-    def __init__(self, store: JobStore, places: Mapping[PlaceName, Place], reports: TextProcess, limit: int) -> None:
-        """`reports` derives reports of verdicts; `limit`: how many jobs may be open."""
-        self.store, self.places, self.reports, self.limit = store, places, reports, limit
+    def __init__(self, store: JobStore, places: Mapping[PlaceName, Place], limit: int) -> None:
+        """`limit`: how many jobs may be open."""
+        self.store, self.places, self.limit = store, places, limit
         self.counts = Counts()
         self.draining = False
         self.stopping = asyncio.Event()
@@ -225,16 +225,16 @@ class JobQueue:
             self._go_on()
 
     async def _ending(self, live: _Live, place: Place, begun: Begun) -> Ending:
-        """Return the result of the job. Raises `ExecutorError` where there is no device to judge it on."""
+        """Return the result of the job. Raises `ExecutorError` without a device to judge it on."""
         if begun.times > MOST_BEGUN:
             return _error(f"the service ended {MOST_BEGUN} times while this was judged")
         try:
             work = Work.model_validate_json(begun.work)
             judged = await place.judge(work, begun.stage, live.report)
-            report = await self.reports.report(judged.verdict)
+            found = await asyncio.to_thread(report, judged.verdict)
             device = judged.device.model_dump_json() if judged.device else None
             # By `json`: what a candidate has printed need not be text that pydantic would write.
-            return Ending(None, report, json.dumps(judged.verdict.model_dump(mode="json")), device)
+            return Ending(None, found, json.dumps(judged.verdict.model_dump(mode="json")), device)
         except ExecutorError:
             raise
         except Unjudged as error:
@@ -251,7 +251,7 @@ class JobQueue:
             return _error(f"the service itself failed ({type(error).__name__}); please report it")
 
     async def _stored(self, what: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
-        """Return the result of the store; where it has no room, once it has."""
+        """Return the result of the store; where the disk is full, once it is not."""
         while True:
             try:
                 return await self.store.do(what, *given, **named)

@@ -9,7 +9,7 @@ import resource
 from collections.abc import Collection
 from typing import Annotated, Any
 
-from pydantic import Field, JsonValue, StringConstraints, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, JsonValue, StringConstraints, ValidationError, model_validator
 
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem, problem_of_text
 from kernelwright.problems.loading import check_name
@@ -21,9 +21,7 @@ from kernelwright.sandbox.pool.client import JobSettings
 from kernelwright.sandbox.pool.executor import Stage, Work
 from kernelwright.sandbox.pool.lines import Ended, LineServer, ProcessOnDemand, answers_only
 from kernelwright.sandbox.service.store import NewJob, PlaceName
-from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
-from kernelwright.sandbox.verdict.verdicts import Verdict
 
 LONGEST_TEXT = 2**18
 """Characters of a source or of a problem's text."""
@@ -63,11 +61,11 @@ class JobRequest(Record):
 
 
 class RequestError(Exception):
-    """The request cannot be met as it is; one sentence with the remedy."""
+    """The request cannot be fulfilled as it is; one sentence with the remedy."""
 
 
 def read_request(text: str, places: Collection[PlaceName]) -> NewJob:
-    """Return the job that a request's body asks for. Raises `RequestError`."""
+    """Return the job of a request's body. Raises `RequestError`."""
     try:
         asked = JobRequest.model_validate_json(text)
     except ValidationError as error:
@@ -151,18 +149,17 @@ MEMORY_BYTES = 2 * 2**30
 ANSWER_S = 5.0
 """For one text; the judge parses it several times, with others waiting for it."""
 START_S = 120.0
-VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 
 class TextProcess:
-    """Answers one question at a time; use it from one event loop, and close it."""
+    """Reads one request at a time; use it from one event loop, and close it."""
 
     def __init__(self) -> None:
         self._process = ProcessOnDemand(MODULE)
         self._one_at_a_time = asyncio.Lock()
 
     async def read(self, text: str, places: Collection[PlaceName]) -> NewJob:
-        """Return the job that a request asks for. Raises `RequestError`."""
+        """Return the job of a request. Raises `RequestError`."""
         try:
             found = await self._ask({"read": text, "places": sorted(places)})
         except (Ended, TimeoutError):
@@ -170,13 +167,6 @@ class TextProcess:
         if "refused" in found:
             raise RequestError(found["refused"])
         return NewJob.model_validate(found["job"])
-
-    async def report(self, verdict: Verdict) -> dict[str, Any]:
-        """Return the object of `judge --json`, whose intervals take a while to derive."""
-        try:
-            return dict((await self._ask({"report": verdict.model_dump(mode="json")}))["report"])
-        except (Ended, TimeoutError):
-            return await asyncio.to_thread(report, verdict)
 
     async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """Ask once the process is free, so that nobody pays for another's text. Raises `Ended` and `TimeoutError`."""
@@ -196,9 +186,7 @@ class TextProcess:
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    if "report" in question:
-        return {"report": report(VERDICT.validate_python(question["report"]))}
-    if "read" not in question:
+    if "read" not in question:  # only whether the process is ready
         return {}
     try:
         return {"job": read_request(question["read"], question["places"]).model_dump(mode="json")}

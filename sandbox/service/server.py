@@ -38,14 +38,14 @@ LARGEST_HEAD_BYTES = 16 * 2**10
 RECEIVE_S = 20.0
 """From the first byte that is waited for until the request is complete."""
 SEND_S = 30.0
-"""How long a client may leave an answer unread."""
+"""Time for a client to read an answer."""
 MOST_CONNECTIONS = 512
 LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 OPEN_PATHS = frozenset({"/healthz"})
 """Paths that need no token: they say only that the service is there."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 LONGEST_SOCKET = 100
-"""Bytes of a Unix socket's path; Linux has room for 107."""
+"""Bytes of a Unix socket's path; the limit of Linux is 107."""
 SHORTEST_TOKEN = 16
 CLOSING_S = 5
 
@@ -203,14 +203,13 @@ def serve(options: ServiceOptions) -> None:
 
 async def _serve(options: ServiceOptions, store: JobStore, listening: socket.socket) -> None:
     async with AsyncExitStack() as stack:
-        texts, reports = TextProcess(), TextProcess()
+        texts = TextProcess()
         stack.push_async_callback(texts.close)
-        stack.push_async_callback(reports.close)
         places = _places(options)
         for place in places.values():
             await place.open()
             stack.push_async_callback(place.close)
-        queue = JobQueue(store, places, reports, options.queue)
+        queue = JobQueue(store, places, options.queue)
         await queue.start()
         stack.push_async_callback(queue.stop)
         words = ", ".join(f"{name}: {len(one.devices)} x {one.devices[0].kind}" for name, one in places.items())

@@ -25,12 +25,12 @@ from kernelwright.sandbox.pool.executor import Stage
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 
 State = Literal["queued", "judging", "done", "cancelled"]
-"""`done`: there is a report, or an error that says why there is no verdict. It is reached once, as is `cancelled`."""
+"""`done`: with a report, or with an error in place of a verdict. It is reached once, as is `cancelled`."""
 PlaceName = Literal["cpu", "cuda"]
 
 
 class JobError(Record):
-    """Why there is no verdict: the problem's fault or the machine's, never the candidate's."""
+    """Why a verdict is not possible: the problem's fault or the machine's, never the candidate's."""
 
     message: str
     whole_problem: bool = False
@@ -38,7 +38,7 @@ class JobError(Record):
     machine_lacks: bool = False
     """Whether another machine could give one."""
     unsupported: bool = False
-    """Whether the problem itself is valid, and only asks for more than can be judged here."""
+    """Whether the problem itself is valid, but cannot be judged here."""
 
 
 class NewJob(Record):
@@ -65,7 +65,7 @@ class Job(Record):
     """UTC, as ISO 8601."""
     finished: str | None = None
     begun: int = 0
-    """How often its judging began: more than once where the service was killed meanwhile."""
+    """Starts of its judging: more than one where the service was killed meanwhile."""
     report: dict[str, Any] | None = None
     """The object of `kernelwright judge --json`."""
     error: JobError | None = None
@@ -83,9 +83,9 @@ class ServiceFacts(Record):
     devices: dict[PlaceName, list[dict[str, Any]]]
     """The devices, with the conditions of each verdict that is reached on them."""
     room: dict[PlaceName, int]
-    """How many jobs are judged or built at a time; more wait."""
+    """Jobs that are built or judged at a time; more wait."""
     queue: int
-    """How many jobs may be open."""
+    """Jobs that may be open."""
     draining: bool
 
 
@@ -154,7 +154,7 @@ class OpenJob(NamedTuple):
     id: str
     place: PlaceName
     due: float
-    """When its turn is, in the clock's seconds: the time of its request, less what its priority is worth."""
+    """The time of its request in seconds, less the value of its priority: the earliest is judged first."""
 
 
 class Begun(NamedTuple):
@@ -164,7 +164,7 @@ class Begun(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a job ended that was not cancelled: with an error, or with the other three."""
+    """End of a job that was not cancelled: an error, or the other three."""
 
     error: JobError | None = None
     report: dict[str, Any] | None = None
@@ -181,7 +181,7 @@ class JobStore:
     """Use its methods through `do`, which has them run one after the other in a thread of their own."""
 
     def __init__(self, path: Path, keep: int) -> None:
-        """`keep`: so many jobs that have ended are kept; the oldest go first."""
+        """`keep`: the number of ended jobs that are kept; the oldest are deleted first."""
         self._keep, self._ended = keep, 0
         self._thread = ThreadPoolExecutor(1, "jobs")
         try:
@@ -194,7 +194,7 @@ class JobStore:
             raise _store_error(f"{path} cannot be used", error) from None
 
     async def do(self, what: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
-        """One of the methods below; what was begun is done, also where the caller is cancelled. Raises `StoreError`."""
+        """Call one of the methods below. It is completed also where the caller is cancelled. Raises `StoreError`."""
         called = asyncio.get_running_loop().run_in_executor(self._thread, lambda: what(*given, **named))
         try:
             return await asyncio.shield(called)
@@ -206,7 +206,7 @@ class JobStore:
         self._db.close()
 
     def known(self, new: NewJob) -> Job | None:
-        """The job that has the request's key. Raises `KeyTaken` where that is another request's."""
+        """Return the job with the request's key. Raises `KeyTaken` where that is another request's."""
         found = self._db.execute("SELECT id, asked FROM jobs WHERE key = ?", (new.key,)).fetchone()
         if found is None:
             return None
@@ -215,7 +215,7 @@ class JobStore:
         return self.get(found[0])
 
     def add(self, new: NewJob) -> tuple[Job, OpenJob | None]:
-        """Keep a new job; what of it is to be queued: None where the request was known."""
+        """Keep a new job; return it and its entry of the queue, which is None where the request was known."""
         if new.key is not None and (known := self.known(new)) is not None:
             return known, None
         now = time.time()
@@ -249,25 +249,25 @@ class JobStore:
         )
 
     def evidence(self, id: str) -> dict[str, Any]:
-        """The whole verdict and the device of a job that has one, as clients of ours want them."""
+        """Return the complete verdict and the device of a job that has one, for our own clients."""
         row = self._db.execute("SELECT verdict, device FROM jobs WHERE id = ?", (id,)).fetchone()
         if row is None or row[0] is None:
             return {"verdict": None, "judged_on": None}
         return {"verdict": json.loads(zlib.decompress(row[0])), "judged_on": row[1] and json.loads(row[1])}
 
     def unfinished(self) -> list[OpenJob]:
-        """What a start finds: jobs that wait, and those that were being judged when the last service ended."""
+        """Return the jobs that wait, and those that were being judged when the last service ended."""
         self._db.execute("UPDATE jobs SET state = 'queued' WHERE state = 'judging'")
         return [OpenJob(*row) for row in self._db.execute("SELECT id, place, due FROM jobs WHERE state = 'queued'")]
 
     def begin(self, id: str) -> Begun | None:
-        """Take a job up; None where it is not to be judged any more."""
+        """Begin a job; return None where it is not to be judged any more."""
         taken = "UPDATE jobs SET state = 'judging', begun = begun + 1 WHERE id = ? AND state = 'queued'"
         row = self._db.execute(f"{taken} RETURNING work, stage, begun", (id,)).fetchone()
         return None if row is None else Begun(zlib.decompress(row[0]).decode(), row[1], row[2])
 
     def put_back(self, id: str) -> None:
-        """The job is to be judged later: by this service, or by the next one."""
+        """Have the job judged later: by this service, or by the next one."""
         self._db.execute("UPDATE jobs SET state = 'queued' WHERE id = ? AND state = 'judging'", (id,))
 
     def cancel(self, id: str) -> bool:
@@ -284,7 +284,7 @@ class JobStore:
         )
 
     def _end(self, id: str, state: str, **found: object) -> bool:
-        """The candidate's text goes: a job that has ended is its verdict."""
+        """End the job, and delete the candidate's text."""
         columns = {"state": state, "finished": time.time(), "work": None} | found
         names = ", ".join(f"{name} = ?" for name in columns)
         ended = self._db.execute(
@@ -296,7 +296,7 @@ class JobStore:
         return ended.rowcount == 1
 
     def _forget_oldest(self) -> None:
-        """Where this fails, it is done later: a job that has ended must be told so."""
+        """Delete the oldest ended jobs. A failure waits for the next time: it must not keep a job from ending."""
         with suppress(sqlite3.Error):
             self._db.execute(
                 "DELETE FROM jobs WHERE state IN ('done', 'cancelled') AND seq <= "

@@ -30,6 +30,7 @@ DEEPEST = 6
 """Levels of records within records that are followed."""
 INTERNAL = {
     "Judge": {"build", "close", "evaluate", "reference", "start", "stop"},
+    "JudgePool": {"close", "open"},
     "run[]": {"config", "earlier_s", "granted", "last_event", "measured", "next_number", "pending", "session_start"},
 }
 """Members of public classes that no page tells of: free to change."""

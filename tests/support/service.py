@@ -200,9 +200,9 @@ class Listening:
     async def _serve(self):
         self.loop, self.executor = asyncio.get_running_loop(), TurnedExecutor()
         store, place = JobStore(self.folder / "jobs.db", 100), Place(lambda: self.executor)
-        self.texts, reports = TextProcess(), TextProcess()
+        self.texts = TextProcess()
         await place.open()
-        self.queue = JobQueue(store, {"cpu": place}, reports, self.limit)
+        self.queue = JobQueue(store, {"cpu": place}, self.limit)
         served = application(self.queue, self.texts, self.protocol.late)
         served = Guard(served, Access(self.token, self.hosts), self.queue.counts.refused)
         limits = {"h11_max_incomplete_event_size": LARGEST_HEAD_BYTES, "timeout_graceful_shutdown": 1}
@@ -217,7 +217,6 @@ class Listening:
         await self.queue.stop()
         await place.close()
         await self.texts.close()
-        await reports.close()
         store.close()
 
     def go(self, times=1):

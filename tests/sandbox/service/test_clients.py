@@ -98,7 +98,7 @@ def test_who_is_cancelled_cancels_its_job(service):
 
 def test_who_is_cancelled_while_it_sends_its_job_has_it_cancelled(tmp_path):
     with listening(tmp_path) as slow:
-        turn = slow.texts._turn
+        turn = slow.texts._one_at_a_time
         asyncio.run_coroutine_threadsafe(turn.acquire(), slow.loop).result()  # no request is read until it is released
 
         async def go():

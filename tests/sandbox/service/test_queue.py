@@ -9,7 +9,7 @@ import pytest
 from kernelwright.sandbox.pool.executor import ExecutorError
 from kernelwright.sandbox.service import queue as job_queue
 from kernelwright.sandbox.service.queue import AHEAD, Draining, JobQueue, Place, QueueFull
-from kernelwright.sandbox.service.requests import TextProcess, read_request
+from kernelwright.sandbox.service.requests import read_request
 from kernelwright.sandbox.service.store import JobStore, KeyTaken
 from tests.support.service import TurnedExecutor, job
 
@@ -58,16 +58,15 @@ class SlowToBuild(HardToOpen):
 
 @contextlib.asynccontextmanager
 async def queueing(folder, executor, limit=100, keep=1000, places=("cpu",)):
-    store, texts, place = JobStore(folder / "jobs.db", keep), TextProcess(), Place(lambda: executor)
+    store, place = JobStore(folder / "jobs.db", keep), Place(lambda: executor)
     await place.open()
-    queue = JobQueue(store, dict.fromkeys(places, place), texts, limit)
+    queue = JobQueue(store, dict.fromkeys(places, place), limit)
     await queue.start()
     try:
         yield queue
     finally:
         await queue.stop()
         await place.close()
-        await texts.close()
         store.close()
 
 
