@@ -234,8 +234,8 @@ class ExecutorEvaluator:
         try:
             return (await self._dispatcher.judge(work, settles=settles)).verdict
         except Unjudged as error:
-            broken = UnsupportedProblem if error.unsupported else BrokenProblem
-            raise (broken if error.whole_problem else MachineError)(str(error)) from None
+            broken = UnsupportedProblem if error.error.unsupported else BrokenProblem
+            raise (broken if error.error.whole_problem else MachineError)(str(error)) from None
 
     async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
         """Median ms of a check of each, one after the other; None where one failed."""

@@ -250,7 +250,7 @@ class Batch:
         try:
             judged = await dispatcher.judge(Work(problem=problem, candidate=candidate))
         except Unjudged as error:
-            self._unjudged(waiting.files, str(error), error.machine_lacks)
+            self._unjudged(waiting.files, str(error), error.error.machine_lacks)
             return
         judgement = Judgement(
             problem=first.problem,

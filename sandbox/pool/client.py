@@ -18,7 +18,7 @@ from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 from kernelwright.problems import Problem
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.machine.cache import cache_root
-from kernelwright.sandbox.pool.executor import Answer, Device, ExecutorError, Product, Stage, Work
+from kernelwright.sandbox.pool.executor import Answer, Device, ExecutorError, JobError, Product, Stage, Work
 from kernelwright.sandbox.verdict.judge_version import other_version
 from kernelwright.sandbox.verdict.settings import (
     Accuracy,
@@ -324,7 +324,7 @@ class RemoteExecutor:
             own = {"stage": stage, "fresh": work.fresh, "effort": work.effort, "beat": work.beat}
             job = await self._client.judge(request | own)
         except RefusedJob as error:
-            return Answer(trouble=str(error))
+            return Answer(error=JobError(message=str(error)))
         return answer_of(job)
 
     async def revive(self, device: Device) -> bool:
@@ -339,15 +339,9 @@ class RemoteExecutor:
 
 def answer_of(job: dict[str, Any]) -> Answer:
     """Return a worker's answer from a job that has ended."""
-    if job["verdict"] is not None:
-        try:
-            return Answer(verdict=VERDICT.validate_python(job["verdict"]))
-        except ValidationError:
-            return Answer(trouble="the service's verdict cannot be read; ask one of this version")
-    error = job["error"] or {"message": "the job was cancelled"}
-    return Answer(
-        trouble=error["message"],
-        broken_problem=error.get("whole_problem", False),
-        unsupported=error.get("unsupported", False),
-        machine_lacks=error.get("machine_lacks", False),
-    )
+    if job["verdict"] is None:
+        return Answer(error=JobError.model_validate(job["error"] or {"message": "the job was cancelled"}))
+    try:
+        return Answer(verdict=VERDICT.validate_python(job["verdict"]))
+    except ValidationError:
+        return Answer(error=JobError(message="the service's verdict cannot be read; ask one of this version"))

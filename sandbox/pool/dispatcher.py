@@ -18,6 +18,7 @@ from kernelwright.sandbox.pool.executor import (
     Device,
     Executor,
     ExecutorError,
+    JobError,
     Lost,
     Product,
     ProductGone,
@@ -297,11 +298,10 @@ class Dispatcher:
             if not job.future.done():
                 job.future.set_result(DeviceVerdict(answer.verdict, device))
             return
-        why = answer.trouble or "the worker gave no reason"
-        error = Unjudged(why, answer.broken_problem, answer.machine_lacks, answer.unsupported)
+        error = answer.error or JobError(message="the worker gave no reason")
         if error.whole_problem and job.settles and self._remembers_broken:
-            self._broken[job.work.problem.digest] = error
-        _fail(job, error)
+            self._broken[job.work.problem.digest] = Unjudged(error)
+        _fail(job, Unjudged(error))
 
     def _lose(self, job: _Job, stage: Stage, error: Lost) -> None:
         """Run the job again, before all others: from its build on where the product may be lost too."""
@@ -309,7 +309,8 @@ class Dispatcher:
         job.report("lost")
         job.lost += 1
         if job.lost >= TRIES:
-            _fail(job, Unjudged(f"{job.lost} workers were lost while it was judged (the last: {error})"))
+            why = f"{job.lost} workers were lost while it was judged (the last: {error})"
+            _fail(job, Unjudged(JobError(message=why)))
         elif stage == "build" or isinstance(error, ProductGone):
             self._to_build.appendleft(job)
         else:

@@ -94,19 +94,25 @@ class ProductGone(Lost):
     """The worker is fine, but its build was lost: it has to be built again."""
 
 
-class Unjudged(Exception):
-    """No verdict is possible: the problem or the machine cannot be used. Not the candidate's fault; one sentence."""
+class JobError(Record):
+    """Why a verdict is not possible: the problem's fault or the machine's, never the candidate's."""
 
-    def __init__(
-        self, message: str, whole_problem: bool = False, machine_lacks: bool = False, unsupported: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.whole_problem = whole_problem
-        """Whether no candidate of the problem can have one."""
-        self.machine_lacks = machine_lacks
-        """Whether another machine could give one."""
-        self.unsupported = unsupported
-        """Whether the problem itself is valid, but cannot be judged here."""
+    message: str
+    """One sentence."""
+    whole_problem: bool = False
+    """Whether no candidate of the problem can have one."""
+    machine_lacks: bool = False
+    """Whether another machine could give one."""
+    unsupported: bool = False
+    """Whether the problem itself is valid, but cannot be judged here."""
+
+
+class Unjudged(Exception):
+    """No verdict is possible; `error` says why."""
+
+    def __init__(self, error: JobError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 class Device(Record):
@@ -149,20 +155,13 @@ class Question(Record):
 
 
 class Answer(Record):
-    """A worker's answer: exactly one of `verdict`, `product` and `trouble`."""
+    """A worker's answer: exactly one of `verdict`, `product` and `error`."""
 
     verdict: Verdict | None = None
     """Final; a build gives one only where it failed."""
     product: str | None = None
     """The digest under which a finished build is kept; empty where it cannot be kept."""
-    trouble: str | None = None
-    """Why a verdict is not possible, in one sentence."""
-    broken_problem: bool = False
-    """Whether the trouble is the problem's own."""
-    unsupported: bool = False
-    """Whether the problem itself is valid, but cannot be judged here."""
-    machine_lacks: bool = False
-    """Whether the trouble is that the worker's machine lacks something."""
+    error: JobError | None = None
 
 
 class Product(NamedTuple):

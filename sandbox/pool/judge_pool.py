@@ -269,7 +269,8 @@ class JudgePool:
             except Lost:
                 raise JudgingError("the process that judges has ended; its output is on standard error") from None
             if answer.verdict is None:
-                return Judged(index=index, problem=found.name, error=answer.trouble)
+                why = answer.error.message if answer.error else None
+                return Judged(index=index, problem=found.name, error=why)
             return Judged(index=index, problem=found.name, report=await asyncio.to_thread(report, answer.verdict))
 
     async def _judge_there(self, service: ServiceClient, index: int, problem: Problem, source: str) -> Judged:

@@ -22,7 +22,7 @@ from kernelwright.sandbox.machine.identity import require_tools
 from kernelwright.sandbox.machine.logs import one_line
 from kernelwright.sandbox.machine.timing_locks import WaitLimit
 from kernelwright.sandbox.pool.dispatcher import KEPT
-from kernelwright.sandbox.pool.executor import Answer, Question, Work
+from kernelwright.sandbox.pool.executor import Answer, JobError, Question, Work
 from kernelwright.sandbox.verdict.errors import (
     BrokenProblem,
     MachineError,
@@ -128,12 +128,12 @@ class Judges:
             return Answer(verdict=verdict)
         except BrokenProblem as error:
             unsupported = isinstance(error, UnsupportedProblem)
-            return Answer(trouble=str(error), broken_problem=True, unsupported=unsupported)
+            return Answer(error=JobError(message=str(error), whole_problem=True, unsupported=unsupported))
         except SandboxError as error:
-            return Answer(trouble=str(error), machine_lacks=isinstance(error, MachineError))
+            return Answer(error=JobError(message=str(error), machine_lacks=isinstance(error, MachineError)))
         except Exception as error:  # one candidate must not end a batch of thousands
-            what = f"{type(error).__name__}: {error}"
-            return Answer(trouble=f"the judge itself failed ({what}); please report it")
+            why = f"the judge itself failed ({type(error).__name__}: {error}); please report it"
+            return Answer(error=JobError(message=why))
 
     def _built(self, work: Work) -> Answer:
         with self._work_on(work.problem, work.candidate, False, self._settings(work.asks), work.asks) as judge:

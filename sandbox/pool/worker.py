@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kernelwright.sandbox.jail.zygote_start import become_a_judge, imports_that_stay
 from kernelwright.sandbox.machine.logs import tell_logs_as_asked
 from kernelwright.sandbox.machine.workfolder import close_all
-from kernelwright.sandbox.pool.executor import Answer, Question
+from kernelwright.sandbox.pool.executor import Answer, JobError, Question
 from kernelwright.sandbox.pool.lines import LineServer, answers_only
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child import driver, keeper
@@ -32,7 +32,8 @@ def reply_of(judges: "Judges", message: dict[str, Any]) -> dict[str, Any]:
     try:
         answer = judges.answer(Question.model_validate(message["question"]))
     except Exception as error:
-        answer = Answer(trouble=f"the question could not be answered ({type(error).__name__}); please report it")
+        why = f"the question could not be answered ({type(error).__name__}); please report it"
+        answer = Answer(error=JobError(message=why))
     return {"answer": answer.model_dump(mode="json", exclude_none=True)}
 
 

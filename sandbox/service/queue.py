@@ -13,12 +13,11 @@ from typing import ParamSpec, TypeVar
 from pydantic import ValidationError
 
 from kernelwright.sandbox.pool.dispatcher import DeviceVerdict, Dispatcher, Step, Tally
-from kernelwright.sandbox.pool.executor import Device, Executor, ExecutorError, Stage, Unjudged, Work
+from kernelwright.sandbox.pool.executor import Device, Executor, ExecutorError, JobError, Stage, Unjudged, Work
 from kernelwright.sandbox.service.store import (
     Begun,
     Ending,
     Job,
-    JobError,
     JobStore,
     NewJob,
     OpenJob,
@@ -227,7 +226,7 @@ class JobQueue:
     async def _ending(self, live: _Live, place: Place, begun: Begun) -> Ending:
         """Return the result of the job. Raises `ExecutorError` without a device to judge it on."""
         if begun.times > MOST_BEGUN:
-            return _error(f"the service ended {MOST_BEGUN} times while this was judged")
+            return Ending(JobError(message=f"the service ended {MOST_BEGUN} times while this was judged"))
         try:
             work = Work.model_validate_json(begun.work)
             judged = await place.judge(work, begun.stage, live.report)
@@ -238,17 +237,12 @@ class JobQueue:
         except ExecutorError:
             raise
         except Unjudged as error:
-            return _error(
-                str(error),
-                whole_problem=error.whole_problem,
-                machine_lacks=error.machine_lacks,
-                unsupported=error.unsupported,
-            )
+            return Ending(error.error)
         except ValidationError:
-            return _error("it was accepted by another version of the service; send it again")
+            return Ending(JobError(message="it was accepted by another version of the service; send it again"))
         except Exception as error:  # ours: one job must not stay open for ever
             LOG.exception("job %s", live.opened.id)
-            return _error(f"the service itself failed ({type(error).__name__}); please report it")
+            return Ending(JobError(message=f"the service itself failed ({type(error).__name__}); please report it"))
 
     async def _stored(self, what: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
         """Return the result of the store; where the disk is full, once it is not."""
@@ -348,7 +342,3 @@ class JobQueue:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _error(message: str, **more: bool) -> Ending:
-    return Ending(error=JobError(message=message, **more))

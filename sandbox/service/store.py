@@ -21,24 +21,12 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from kernelwright.problems.record.base import Record
 from kernelwright.sandbox.machine.cache import cache_root, is_there, state_root
-from kernelwright.sandbox.pool.executor import Stage
+from kernelwright.sandbox.pool.executor import JobError, Stage
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 
 State = Literal["queued", "judging", "done", "cancelled"]
 """`done`: with a report, or with an error in place of a verdict. It is reached once, as is `cancelled`."""
 PlaceName = Literal["cpu", "cuda"]
-
-
-class JobError(Record):
-    """Why a verdict is not possible: the problem's fault or the machine's, never the candidate's."""
-
-    message: str
-    whole_problem: bool = False
-    """Whether no candidate of the problem can have one."""
-    machine_lacks: bool = False
-    """Whether another machine could give one."""
-    unsupported: bool = False
-    """Whether the problem itself is valid, but cannot be judged here."""
 
 
 class NewJob(Record):

@@ -173,8 +173,8 @@ print(judge_many([({problem!r}, "no candidate")])[0].report["stage"], "torch" in
     assert done.stdout.split() == ["scan", "False"]
 
 
-def test_judging_outside_of_its_context_or_with_less_than_one_in_flight_is_refused():
+def test_judging_outside_of_its_context_or_with_a_concurrency_below_one_is_refused():
     with pytest.raises(JudgingError, match="`async with"):
         asyncio.run(JudgePool(1).judge("rms_norm", "x"))
-    with pytest.raises(ValueError, match="in_flight is 0"):
+    with pytest.raises(ValueError, match="concurrency is 0"):
         JudgePool(0)

@@ -8,7 +8,7 @@ import pytest
 from bench.simulated.clock import run_simulated
 from bench.simulated.executor import SimulatedExecutor, Times, search_many
 from kernelwright.sandbox.pool.dispatcher import AHEAD, PATIENCE_S, TRIES, Dispatcher, Warmth
-from kernelwright.sandbox.pool.executor import Answer, ExecutorError, Unjudged, Work
+from kernelwright.sandbox.pool.executor import Answer, ExecutorError, JobError, Unjudged, Work
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from tests.support.problems import tiny_problem
 
@@ -84,7 +84,7 @@ def test_once_no_device_is_left_everybody_who_waits_is_told():
 class Broken(SimulatedExecutor):
     async def build(self, work):
         await asyncio.sleep(1)
-        return Answer(trouble="the reference does not run", broken_problem=True)
+        return Answer(error=JobError(message="the reference does not run", whole_problem=True))
 
 
 def test_a_broken_problem_is_not_tried_again_for_each_candidate():

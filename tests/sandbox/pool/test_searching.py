@@ -9,7 +9,7 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.machine.fact_store import Store
 from kernelwright.sandbox.pool.client import JobSettings
 from kernelwright.sandbox.pool.dispatcher import Dispatcher
-from kernelwright.sandbox.pool.executor import Answer
+from kernelwright.sandbox.pool.executor import Answer, JobError
 from kernelwright.sandbox.pool.judge_pool import Where
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings
@@ -52,14 +52,14 @@ def test_the_engine_gets_the_verdict_and_no_time_of_a_candidate_that_fails_a_che
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
-        ({"broken_problem": True}, BrokenProblem),
-        ({"broken_problem": False}, MachineError),
-        ({"broken_problem": True, "unsupported": True}, UnsupportedProblem),
+        ({"whole_problem": True}, BrokenProblem),
+        ({"whole_problem": False}, MachineError),
+        ({"whole_problem": True, "unsupported": True}, UnsupportedProblem),
     ],
 )
 def test_the_engine_hears_whether_the_problem_or_the_machine_is_at_fault(fault, error):
     with pytest.raises(error, match="what is wrong"):
-        evaluated(Answer(trouble="what is wrong", **fault))
+        evaluated(Answer(error=JobError(message="what is wrong", **fault)))
 
 
 class Noting(Saying):
@@ -68,7 +68,8 @@ class Noting(Saying):
     def __init__(self, broken=False):
         super().__init__(Times(), 1, 1)
         self.asked, self.released = [], []
-        self.answer = Answer(trouble="too large", broken_problem=True, unsupported=True) if broken else self.answer
+        if broken:
+            self.answer = Answer(error=JobError(message="too large", whole_problem=True, unsupported=True))
 
     async def run(self, stage, work, product, device):
         self.asked.append((stage, work))

@@ -175,7 +175,7 @@ def test_a_question_that_can_not_be_answered_is_answered(question):
     server.take({"id": 3, "question": question})
     server._pool.shutdown(wait=True)
     said = Answer.model_validate_json(out.getvalue().partition('"answer": ')[2].rstrip()[:-1])
-    assert '"id": 3' in out.getvalue() and "please report it" in said.trouble
+    assert '"id": 3' in out.getvalue() and "please report it" in said.error.message
 
 
 @pytest.mark.slow
@@ -191,4 +191,4 @@ def test_a_lock_that_can_not_be_taken_is_told_and_waited_for_by_nobody(tmp_path,
     processor_path().mkdir()
     with Judges(Settings()) as judges:
         answer = judges.answer(Question(stage="time", work=right()))
-    assert answer.machine_lacks and "(Is a directory)" in answer.trouble
+    assert answer.error.machine_lacks and "(Is a directory)" in answer.error.message
