@@ -159,27 +159,23 @@ class TextProcess:
         self._one_at_a_time = asyncio.Lock()
 
     async def read(self, text: str, places: Collection[PlaceName]) -> NewJob:
-        """Return the job of a request. Raises `RequestError`."""
+        """Return the job of a request. Its time begins when the process is free. Raises `RequestError`."""
         try:
-            found = await self._ask({"read": text, "places": sorted(places)})
+            async with self._one_at_a_time:
+                is_new = self._process.pid is None
+                process = await self._process.started()
+                if is_new:
+                    await asyncio.wait_for(process.ask({}), START_S)
+                try:
+                    found = await asyncio.wait_for(process.ask({"read": text, "places": sorted(places)}), ANSWER_S)
+                except (TimeoutError, asyncio.CancelledError):
+                    process.lose("nobody waits for its answer")
+                    raise
         except (Ended, TimeoutError):
             raise RequestError("the texts of this request cannot be parsed in the time and memory there is") from None
         if "refused" in found:
             raise RequestError(found["refused"])
         return NewJob.model_validate(found["job"])
-
-    async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Ask once the process is free, so that nobody pays for another's text. Raises `Ended` and `TimeoutError`."""
-        async with self._one_at_a_time:
-            is_new = self._process.pid is None
-            process = await self._process.started()
-            if is_new:
-                await asyncio.wait_for(process.ask({}), START_S)
-            try:
-                return await asyncio.wait_for(process.ask(question), ANSWER_S)
-            except (TimeoutError, asyncio.CancelledError):
-                process.lose("nobody waits for its answer")
-                raise
 
     async def close(self) -> None:
         await self._process.close()

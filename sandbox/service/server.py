@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import h11
 import uvicorn
@@ -116,21 +116,16 @@ class DeadlineProtocol(H11Protocol):
         self.transport.abort()
 
 
-class Access(NamedTuple):
-    token: str | None = None
-    hosts: Collection[str] | None = None
-    """Host names of the service; None for any, as on a Unix socket."""
-
-
 class Guard:
     """Middleware that refuses requests without the token.
 
     Where there is none, it refuses those for another host name, which a web page elsewhere could send.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, refused: Counter[str]) -> None:
-        self._app, self._hosts, self._refused = app, access.hosts, refused
-        self._token = None if access.token is None else _digest(access.token.encode())
+    def __init__(self, app: ASGIApp, refused: Counter[str], token: str | None, hosts: Collection[str] | None) -> None:
+        """`refused` counts by reason; `hosts`: host names of the service, None for any, as on a Unix socket."""
+        self._app, self._refused, self._hosts = app, refused, hosts
+        self._token = None if token is None else _digest(token.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -232,7 +227,7 @@ def _config(options: ServiceOptions, queue: JobQueue, texts: TextProcess) -> uvi
     hosts = LOOPBACK | {options.host} if options.port is not None and options.token is None else None
     served = application(queue, texts, DeadlineProtocol.late)
     return uvicorn.Config(
-        Guard(served, Access(options.token, hosts), queue.counts.refused),
+        Guard(served, queue.counts.refused, options.token, hosts),
         http=DeadlineProtocol,
         ws="none",
         lifespan="off",

@@ -21,7 +21,7 @@ from kernelwright.sandbox.pool.executor import Answer, Lost, Product
 from kernelwright.sandbox.service.app import application
 from kernelwright.sandbox.service.queue import JobQueue, Place
 from kernelwright.sandbox.service.requests import TextProcess
-from kernelwright.sandbox.service.server import LARGEST_HEAD_BYTES, Access, DeadlineProtocol, Guard
+from kernelwright.sandbox.service.server import LARGEST_HEAD_BYTES, DeadlineProtocol, Guard
 from kernelwright.sandbox.service.store import JobStore
 from kernelwright.sandbox.verdict.verdicts import Failed
 from tests.support.executors import declared
@@ -204,7 +204,7 @@ class Listening:
         await place.open()
         self.queue = JobQueue(store, {"cpu": place}, self.limit)
         served = application(self.queue, self.texts, self.protocol.late)
-        served = Guard(served, Access(self.token, self.hosts), self.queue.counts.refused)
+        served = Guard(served, self.queue.counts.refused, self.token, self.hosts)
         limits = {"h11_max_incomplete_event_size": LARGEST_HEAD_BYTES, "timeout_graceful_shutdown": 1}
         quiet = {"ws": "none", "lifespan": "off", "log_level": "critical"}
         self.server = uvicorn.Server(uvicorn.Config(served, http=self.protocol, **quiet, **limits))
