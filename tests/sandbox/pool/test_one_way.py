@@ -1,4 +1,4 @@
-"""`judge`, `run`, `score` and `Judging` judge alike: what one says of a candidate, all say."""
+"""`judge`, `run`, `score` and `JudgePool` judge alike: what one says of a candidate, all say."""
 
 import asyncio
 

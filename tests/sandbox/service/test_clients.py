@@ -68,8 +68,8 @@ def test_judging_asks_the_service(service):
 
 
 def test_what_the_service_refuses_is_an_error_of_that_pair_and_where_none_is_it_is_said_at_once(service, tmp_path):
-    found = judge_many([("rms_norm", "x" * 2**21)], server=address(service))
-    assert "source" in found[0].error
+    found = judge_many([("rms_norm", "x" * 2**21), ("rms_norm", "x" * 2**23)], server=address(service))
+    assert "source" in found[0].error and "larger than" in found[1].error, "also before all of it is sent"
     with pytest.raises(JudgingError, match=r"unix:.*`kernelwright serve`"):
         judge_many([("rms_norm", "x")], server=f"unix:{tmp_path}/none")
 

@@ -13,7 +13,7 @@ import pytest
 
 from kernelwright.commands.options.terminal import MACHINE_LACKS
 from kernelwright.sandbox.service.requests import read_request
-from kernelwright.sandbox.service.store import JOBS, REMEDIES, TRIM_EVERY, DiskError, JobStore, StoreError, usual_state
+from kernelwright.sandbox.service.store import JOBS, TRIM_EVERY, DiskError, JobStore, StoreError, usual_state
 from tests.support.service import ROOT, job
 
 LESS_THAN_A_MAP_BYTES = 16 * 2**10
@@ -93,11 +93,6 @@ def test_another_process_that_holds_the_file_is_to_be_ended(kept):
         kind, sentence = told(kept)
     other.close()
     assert kind is StoreError and "another process" in sentence and "remove" not in sentence
-
-
-def test_only_a_file_whose_jobs_are_lost_is_to_be_removed():
-    removed = {code for code, remedy in REMEDIES.items() if "remove" in remedy}
-    assert removed == {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 def test_a_full_disk_is_the_machines_fault_and_what_was_accepted_stays(kept):
