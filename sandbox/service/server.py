@@ -20,7 +20,7 @@ import h11
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kernelwright.problems.record.base import Record
@@ -35,6 +35,8 @@ from kernelwright.sandbox.service.store import JOBS, JobStore, PlaceName
 from kernelwright.sandbox.verdict.settings import Settings
 
 LARGEST_HEAD_BYTES = 16 * 2**10
+LARGEST_REST_BYTES = 64 * 2**20
+"""Of a body that is refused; a larger one ends with its connection."""
 RECEIVE_S = 20.0
 """From the first byte that is waited for until the request is complete."""
 SEND_S = 30.0
@@ -119,7 +121,8 @@ class DeadlineProtocol(H11Protocol):
 class Guard:
     """Middleware that refuses requests without the token.
 
-    Where there is none, it refuses those for another host name, which a web page elsewhere could send.
+    Where there is none, it refuses those for another host name, which a web page elsewhere could send. It receives the
+    rest of the body of whatever is refused: the answer would be lost with the connection of a client that still sends.
     """
 
     def __init__(self, app: ASGIApp, refused: Counter[str], token: str | None, hosts: Collection[str] | None) -> None:
@@ -128,8 +131,23 @@ class Guard:
         self._token = None if token is None else _digest(token.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await (self._refusal(scope) or self._app)(scope, receive, send)
+        if scope["type"] != "http":
+            return
+        has_more, left = True, LARGEST_REST_BYTES
+
+        async def receive_part() -> Message:
+            nonlocal has_more
+            part = await receive()
+            has_more = part["type"] == "http.request" and part.get("more_body", False)
+            return part
+
+        async def send_last(message: Message) -> None:
+            nonlocal left
+            while message.get("status", 0) >= 400 and has_more and left > 0:
+                left -= len((await receive_part()).get("body", b""))
+            await send(message)
+
+        await (self._refusal(scope) or self._app)(scope, receive_part, send_last)
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
