@@ -195,7 +195,14 @@ class DeviceWorker:
         ordinal = int(ids[0]) if ids and ids[0].isdigit() else 0
         count = counts.get(node, 1)
         cores = (shared_cores if settings.gpu else split)(own_cores(), count)[ordinal]
-        kind = kinds[ordinal % len(kinds)] if kinds else _cuda_name() if settings.gpu else processor_name()
+        if kinds:
+            kind = kinds[ordinal % len(kinds)]
+        elif settings.gpu:
+            import torch
+
+            kind = str(torch.cuda.get_device_name(0))
+        else:
+            kind = processor_name()
         self.device = device_at(ordinal, kind, settings, cores, node[:12])
         if settings.gpu or count > 1:
             os.sched_setaffinity(0, cores)
@@ -241,12 +248,6 @@ def _built(judges: "Judges", question: str) -> tuple[str, bytes | None]:
     answer = judges.answer(Question.model_validate_json(question))
     packed = pack(answer.product) if answer.product else None
     return answer.model_dump_json(exclude_none=True), packed
-
-
-def _cuda_name() -> str:
-    import torch
-
-    return str(torch.cuda.get_device_name(0))
 
 
 def pack(digest: str) -> bytes | None:
@@ -319,7 +320,9 @@ class RayExecutor:
         if self._address is not None:
             offered = int(resources.get(BUILD, resources.get("CPU", 1)))
             self.builders = min(self._asked_builders or offered, offered)
-        self._build = self._ray.remote(build).options(num_returns=2, max_retries=0, **self._builders_share(resources))
+        # A build needs a place in a build pool; a core, where no node offers such places.
+        share = {"num_cpus": 0, "resources": {BUILD: 1}} if BUILD in resources else {"num_cpus": 1}
+        self._build = self._ray.remote(build).options(num_returns=2, max_retries=0, **share)
         places = self._device_places()
         self._builds_a_device = -(-self.builders // max(1, len(places)))
         started = [(self._start(place), place) for place in places]
@@ -364,10 +367,6 @@ class RayExecutor:
             "_temp_dir": str(self._folder),
             "_node_ip_address": LOOPBACK,
         }
-
-    def _builders_share(self, resources: dict[str, float]) -> dict[str, Any]:
-        """Return what a build needs: a place in a build pool; a core, where no node offers such places."""
-        return {"num_cpus": 0, "resources": {BUILD: 1}} if BUILD in resources else {"num_cpus": 1}
 
     def _device_places(self) -> list[dict[str, Any]]:
         """Return what to ask of Ray for each device: a GPU; where there is none and none is needed, a complete node."""

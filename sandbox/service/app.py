@@ -194,11 +194,9 @@ def metrics_text(queue: JobQueue, late: Counter[str]) -> str:
 
 
 def _by(label: str, values: Mapping[str, float], always: tuple[str, ...] = ()) -> dict[str, float]:
-    return {f'{label}="{_escaped(name)}"': values.get(name, 0) for name in dict.fromkeys((*always, *sorted(values)))}
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    escaped = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    names = dict.fromkeys((*always, *sorted(values)))
+    return {f'{label}="{name.translate(escaped)}"': values.get(name, 0) for name in names}
 
 
 def _metric(name: str, kind: str, words: str, values: Mapping[str, float]) -> str:

@@ -61,7 +61,7 @@ class Place:
         # What one client's candidate does to the memory of this machine must not end another's problem.
         dispatcher = Dispatcher(executor, self._kind, remembers_broken=False)
         await dispatcher.__aenter__()
-        self._dispatcher, self.builders = dispatcher, executor.builders
+        self._dispatcher, self.builders, self.is_lost = dispatcher, executor.builders, False
 
     async def judge(self, work: Work, stage: Stage, on_step: Callable[[Step], None]) -> DeviceVerdict:
         dispatcher = self._dispatcher
@@ -77,12 +77,6 @@ class Place:
         dispatcher, self._dispatcher, self.builders = self._dispatcher, None, 0
         if dispatcher is not None:
             await dispatcher.__aexit__()
-
-    async def reopen(self) -> None:
-        """Open it after all devices were lost; not twice at a time. Raises as `open` does, and stays lost then."""
-        await self.close()
-        await self.open()
-        self.is_lost = False
 
 
 LOG = logging.getLogger("kernelwright.sandbox.service")
@@ -174,7 +168,8 @@ class JobQueue:
         if self.draining:
             raise Draining
         if len(self._live) + self._adding >= self.limit:
-            raise QueueFull(self._retry_s())
+            each_s = self.counts.judged_s / max(1, self.counts.ended.total())
+            raise QueueFull(min(LONGEST_RETRY_S, max(1, math.ceil(each_s))))
         self._adding += 1
         try:
             job, opened = await self.store.do(self.store.add, new)
@@ -185,10 +180,6 @@ class JobQueue:
             self._line_up(opened)
             self._go_on()
         return job
-
-    def _retry_s(self) -> int:
-        each_s = self.counts.judged_s / max(1, self.counts.ended.total())
-        return min(LONGEST_RETRY_S, max(1, math.ceil(each_s)))
 
     def _line_up(self, opened: OpenJob) -> None:
         self._live[opened.id] = _Live(opened)
@@ -216,7 +207,9 @@ class JobQueue:
                     self._ended(live, ending.outcome)
         except ExecutorError as error:
             LOG.warning("job %s is put back: %s", live.opened.id, error)
-            await self._put_back(live)
+            await self._stored(self.store.put_back, live.opened.id)
+            live.report("queued")
+            heapq.heappush(self._due[live.opened.place], (live.opened.due, live.opened.id))
         finally:
             self.counts.judged_s += asyncio.get_running_loop().time() - start
             self._running[live.opened.place] -= 1
@@ -259,18 +252,13 @@ class JobQueue:
         live.report("cancelled" if outcome == "cancelled" else "done")
         live.ended.set()
 
-    async def _put_back(self, live: _Live) -> None:
-        """Queue a job again whose place has lost its devices."""
-        await self._stored(self.store.put_back, live.opened.id)
-        live.report("queued")
-        heapq.heappush(self._due[live.opened.place], (live.opened.due, live.opened.id))
-
     async def _open_again(self, name: PlaceName, place: Place) -> None:
         """Try until the place has devices; whatever goes wrong, its jobs must not wait for ever."""
         try:
             while place.is_lost and not self.draining:
                 try:
-                    await place.reopen()
+                    await place.close()
+                    await place.open()
                 except Exception as error:
                     foreseen = isinstance(error, ExecutorError | SandboxError)
                     LOG.warning("%s is not opened again: %s", name, error, exc_info=not foreseen)

@@ -207,15 +207,6 @@ def test_a_full_service_is_asked_again(tmp_path):
         assert found.report is not None
 
 
-def test_a_service_that_stays_away_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "PATIENCE_S", 0.5)
-    with listening(tmp_path) as gone:
-        client = ServiceClient(address(gone))
-        asyncio.run(client.facts())
-    with pytest.raises(ExecutorError, match="no service answers"):
-        asyncio.run(client.facts())
-
-
 def test_who_waits_for_a_service_that_is_gone_is_told_so_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(remote, "SILENCE_S", 0.1)
     monkeypatch.setattr(remote, "PATIENCE_S", 1.0)

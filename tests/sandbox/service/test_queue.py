@@ -201,19 +201,6 @@ async def test_a_lost_worker_costs_a_stage_and_no_verdict(tmp_path):
         assert (await queue.job(one.id)).report["outcome"] == "failed"
 
 
-async def test_a_place_that_lost_its_devices_is_opened_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(job_queue, "AGAIN_S", 0.05)
-    executor = TurnedExecutor()
-    executor.lost, executor.revives = 1, False
-    async with queueing(tmp_path, executor) as queue:
-        jobs = [await queue.accept(new(number)) for number in range(2)]
-        await settled(lambda: executor.closed)
-        for _ in jobs:
-            executor.may_go.release()
-        ended = [await queue.job(one.id, 60) for one in jobs]
-        assert [one.state for one in ended] == ["done", "done"]
-
-
 async def two_judged(queue, executor):
     """The states of two jobs whose judging is let go, at their end."""
     jobs = [await queue.accept(new(number)) for number in range(2)]
