@@ -30,9 +30,9 @@ from kernelwright.agent.steering import (
     times_the_floor,
 )
 from kernelwright.problems import Problem
-from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, executor_for
-from kernelwright.sandbox.pool.protocol import Unjudged, Work
+from kernelwright.sandbox.pool.dispatcher import Dispatcher
+from kernelwright.sandbox.pool.executor import Unjudged, Work
+from kernelwright.sandbox.pool.judge_pool import Where, executor_for
 from kernelwright.sandbox.storage import Store
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import SCREEN, CompileMode, JudgingEffort, Settings
@@ -237,8 +237,8 @@ class ExecutorEvaluator:
         try:
             return (await self._dispatcher.judge(work, settles=settles)).verdict
         except Unjudged as error:
-            broken = UnsupportedProblem if error.unsupported else BrokenProblem
-            raise (broken if error.whole_problem else MachineError)(str(error)) from None
+            broken = UnsupportedProblem if error.error.unsupported else BrokenProblem
+            raise (broken if error.error.whole_problem else MachineError)(str(error)) from None
 
     async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
         """Check each, one after the other, for its median ms; None where one failed."""
@@ -269,8 +269,8 @@ def measuring(problem: Problem, compiled: Sequence[CompileMode]) -> Work:
 
 
 @asynccontextmanager
-async def evaluating(choice: ExecutorChoice, settings: Settings, kept: Store | None = None) -> AsyncIterator[Evaluator]:
+async def evaluating(choice: Where, settings: Settings, kept: Store | None = None) -> AsyncIterator[Evaluator]:
     """Start an executor's workers; by default on one device of this machine. `kept`: see `ExecutorEvaluator`."""
-    chosen = ExecutorChoice(devices=1) if choice == ExecutorChoice() else choice
+    chosen = Where(devices=1) if choice == Where() else choice
     async with Dispatcher(executor_for(chosen, settings), chosen.kind) as dispatcher:
         yield ExecutorEvaluator(dispatcher, settings.compiled, kept)

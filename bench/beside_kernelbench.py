@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from bench.kernelbench_candidates import CASES, ForeignCase
 from bench.measuring import NO_DEVICE, Kept, Report, is_in_time
-from kernelwright.sandbox.pool.rewarding import judge_all
+from kernelwright.sandbox.pool.judge_pool import judge_many
 from kernelwright.sandbox.storage import VARIABLE
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child import driver
@@ -176,7 +176,7 @@ def _served(files: Files, cases: tuple[ForeignCase, ...]) -> list[Found]:
         start = time.perf_counter()
         pairs = [(str(files.problem(case)), case.source) for case in cases]
         settings = Settings.model_validate({"effort": _effort()})
-        judged = judge_all(pairs, in_flight=CONCURRENCY, settings=settings, server=f"unix:{socket}")
+        judged = judge_many(pairs, concurrency=CONCURRENCY, settings=settings, server=f"unix:{socket}")
         seconds = time.perf_counter() - start
     finally:
         service.terminate()

@@ -25,10 +25,8 @@ from typing import Literal, NamedTuple
 from bench.measuring import Report, empty_cache
 from kernelwright.problems import Problem, load_problem
 from kernelwright.sandbox.peaks import peaks_here
-from kernelwright.sandbox.pool.devices import own_cores
-from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.local import LocalExecutor
-from kernelwright.sandbox.pool.protocol import Work
+from kernelwright.sandbox.pool.dispatcher import Dispatcher
+from kernelwright.sandbox.pool.executor import LocalExecutor, Work, own_cores
 from kernelwright.sandbox.toolchain import prepare_headers, toolchain
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed

@@ -28,7 +28,7 @@ from kernelwright.evals.verdict_store import (
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record
 from kernelwright.sandbox.authenticity.scan import candidate_of
-from kernelwright.sandbox.pool.protocol import Conditions
+from kernelwright.sandbox.pool.executor import Conditions
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from kernelwright.sandbox.verdict.report import counted_speedup
 from kernelwright.sandbox.verdict.settings import AT_EFFORT, JudgingEffort, Settings

@@ -32,7 +32,7 @@ from kernelwright.prompts import Brief, Parent, Prompt, Role, Target, TargetVers
 from kernelwright.prompts.brief import Baselines
 from kernelwright.sandbox.judge.given import GivenProblem, checked_problems
 from kernelwright.sandbox.machine import require_tools, versions
-from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, as_far_as_there, settled
+from kernelwright.sandbox.pool.judge_pool import Where, as_far_as_there, settled
 from kernelwright.sandbox.storage import Store
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import Settings
@@ -125,7 +125,7 @@ class Plan(Record):
     device: str | None = None
     """A named device whose sheet the prompt shows; None for this machine."""
     judging: Settings = Settings()
-    executor: ExecutorChoice = ExecutorChoice()
+    executor: Where = Where()
     attempts: dict[str, int] = Field(default_factory=dict)
     """The number of attempts of a problem, where it differs from that of the search."""
     left_out: tuple[LeftOut, ...] = ()

@@ -16,8 +16,8 @@ from kernelwright.evals.metrics import VerdictSummary
 from kernelwright.evals.verdict_store import Judgement, VerdictStore, source_digest
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
 from kernelwright.sandbox.authenticity.scan import candidate_of
-from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.protocol import Conditions, Executor, Unjudged, Work, choose_kind_name
+from kernelwright.sandbox.pool.dispatcher import Dispatcher
+from kernelwright.sandbox.pool.executor import Conditions, Executor, Unjudged, Work, choose_kind_name
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 
 LARGEST_BYTES = 32 * 2**20
@@ -223,7 +223,7 @@ class Batch:
         try:
             judged = await dispatcher.judge(Work(problem=problem, candidate=candidate))
         except Unjudged as error:
-            self._unjudged(waiting.files, str(error), error.machine_lacks)
+            self._unjudged(waiting.files, str(error), error.error.machine_lacks)
             return
         judgement = Judgement(
             problem=first.problem,

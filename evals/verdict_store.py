@@ -30,7 +30,7 @@ from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record, first_fault
 from kernelwright.prompts import Target
 from kernelwright.sandbox.authenticity.scan import candidate_of
-from kernelwright.sandbox.pool.protocol import Conditions
+from kernelwright.sandbox.pool.executor import Conditions
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSION, judged_by
 from kernelwright.sandbox.verdict.report import report

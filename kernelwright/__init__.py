@@ -8,6 +8,7 @@ Names are loaded when first used, so that `kernelwright --help` does not wait fo
 """
 
 import logging
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from kernelwright.programs.capture import capture, capturing
     from kernelwright.programs.placing import applied
     from kernelwright.sandbox.judge.judging import Judge, judge
-    from kernelwright.sandbox.pool.rewarding import Judged, Judging, JudgingError, judge_all
+    from kernelwright.sandbox.pool.judge_pool import Judged, JudgePool, JudgingError, judge_many
     from kernelwright.sandbox.verdict.settings import Settings
     from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed, Verdict
 
@@ -27,8 +28,8 @@ __all__ = [
     "Candidate",
     "Failed",
     "Judge",
+    "JudgePool",
     "Judged",
-    "Judging",
     "JudgingError",
     "Passed",
     "Problem",
@@ -41,7 +42,7 @@ __all__ = [
     "capture",
     "capturing",
     "judge",
-    "judge_all",
+    "judge_many",
     "load_problem",
     "reward",
     "run",
@@ -55,15 +56,20 @@ _HOMES = {
     "programs.capture": ("capture", "capturing"),
     "programs.placing": ("applied",),
     "sandbox.judge.judging": ("Judge", "judge"),
-    "sandbox.pool.rewarding": ("Judged", "Judging", "JudgingError", "judge_all"),
+    "sandbox.pool.judge_pool": ("JudgePool", "Judged", "JudgingError", "judge_many"),
     "sandbox.verdict.settings": ("Settings",),
     "sandbox.verdict.verdicts": ("Candidate", "Failed", "Passed", "Verdict"),
 }
+
+_RENAMED = {"Judging": "JudgePool", "judge_all": "judge_many"}
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent, unless a program or -v says otherwise
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(f"kernelwright.{name} is now {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     home = next((module for module, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"kernelwright has no {name!r}; it has: {', '.join(__all__)}")

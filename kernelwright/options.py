@@ -15,7 +15,7 @@ import typer
 from kernelwright.terminal import UserMistake
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.pool import ExecutorChoice
+    from kernelwright.sandbox.pool.judge_pool import Where
     from kernelwright.sandbox.verdict.settings import CompileMode, JudgingEffort, Settings
 
 SizeOption = Annotated[
@@ -205,9 +205,9 @@ class PlaceOptions(NamedTuple):
     kind: KindOption = None
     server: ServerOption = None
 
-    def choice(self, builders: int | None = None) -> "ExecutorChoice":
+    def choice(self, builders: int | None = None) -> "Where":
         """The executor that the options name; `UserMistake` for one that is none."""
-        from kernelwright.sandbox.pool.executor_choice import NAMES, ExecutorChoice
+        from kernelwright.sandbox.pool.judge_pool import NAMES, Where
 
         given = self._asdict() | {"builders": builders}
         if self.server is not None:
@@ -216,14 +216,14 @@ class PlaceOptions(NamedTuple):
                 raise UserMistake(
                     f"--{own[0]} is the service's to choose; leave it out, or --server (KERNELWRIGHT_SERVER)"
                 )
-            return ExecutorChoice(server=self.server)
+            return Where(server=self.server)
         if self.executor not in NAMES:
             raise UserMistake(f"no executor {self.executor!r}; there are: {', '.join(NAMES)}")
         if self.address is not None and self.executor != "ray":
             raise UserMistake(f"--address {self.address} names a Ray cluster; add --executor ray, or leave it out")
         if self.address is not None and self.devices is not None:
             raise UserMistake("--devices is for devices of this machine, and --address names a cluster; leave one out")
-        return ExecutorChoice.model_validate({name: value for name, value in given.items() if name != "server"})
+        return Where.model_validate({name: value for name, value in given.items() if name != "server"})
 
     def check_with(self, device: str | None) -> None:
         """`UserMistake` where one device is named and several are asked for, or a cluster allocates them."""

@@ -115,7 +115,7 @@ def _print(report: dict[str, Any], dtype: str | None, as_json: bool) -> NoReturn
 async def _served(
     server: str, problem: "Problem", source: str, settings: "Settings", device: str | None
 ) -> dict[str, Any]:
-    from kernelwright.sandbox.pool.remote import RefusedJob, ServiceClient, chosen_for_jobs, job_request
+    from kernelwright.sandbox.pool.client import RefusedJob, ServiceClient, chosen_for_jobs, job_request
     from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
 
     try:

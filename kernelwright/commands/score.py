@@ -52,7 +52,7 @@ def score(
     from kernelwright.evals.report import BatchProgress
     from kernelwright.evals.score import Batch, Scored, collect_candidates, collect_problems
     from kernelwright.evals.verdict_store import DATABASE, VerdictStore
-    from kernelwright.sandbox.pool import executor_for
+    from kernelwright.sandbox.pool.judge_pool import executor_for
 
     where.check_with(asked.device)
     choice = where.choice(builders)

@@ -14,7 +14,7 @@ from kernelwright.problems.problem import LibraryMissing
 from kernelwright.terminal import DONE, MACHINE_LACKS, UserMistake, json_option, note
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.service.job_store import PlaceName
+    from kernelwright.sandbox.service.store import PlaceName
 
 
 def serve(
@@ -52,9 +52,9 @@ def serve(
     What was accepted is judged, also after a crash and a new start. SIGTERM ends it after what is being judged.
     """
     try:
-        from kernelwright.sandbox.service.job_store import usual_state
-        from kernelwright.sandbox.service.server import Listening, ServiceOptions
+        from kernelwright.sandbox.service.server import ServiceOptions
         from kernelwright.sandbox.service.server import serve as listen
+        from kernelwright.sandbox.service.store import usual_state
     except ImportError as error:
         raise LibraryMissing.of_extra("the service", error.name, "serve") from None
 
@@ -63,18 +63,21 @@ def serve(
     if port is None and host != "127.0.0.1":
         raise UserMistake(f"--host {host} needs a --port")
     places = _places(device, executor)
-    choice = options.PlaceOptions(executor, address, devices, kind).choice(builders)
+    where = options.PlaceOptions(executor, address, devices, kind).choice(builders)
     if executor == "local":
         options.check_threads(threads, None if "cuda" in places else devices)
     asked = options.JudgingOptions(memory=memory, threads=threads, jail=jail)
     listen(
         ServiceOptions(
-            listening=Listening(socket=socket, host=host, port=port, token=read_token(token_file)),
+            socket=socket,
+            host=host,
+            port=port,
+            token=read_token(token_file),
             state=state or usual_state(),
             queue=queue,
             keep=keep,
             settings={name: asked.settings(name) for name in places},
-            choice=choice,
+            where=where,
         )
     )
 
@@ -93,7 +96,7 @@ def _places(device: str | None, executor: str) -> "tuple[PlaceName, ...]":
 
 def read_token(path: Path | None) -> str | None:
     """The token of a file that nobody else can read, or of the environment; None where there is neither."""
-    from kernelwright.sandbox.pool.remote import TOKEN
+    from kernelwright.sandbox.pool.client import TOKEN
     from kernelwright.sandbox.service.server import SHORTEST_TOKEN
 
     where, token = TOKEN, os.environ.get(TOKEN)

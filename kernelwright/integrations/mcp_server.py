@@ -7,7 +7,7 @@ read below the folder that the server was started in, and nowhere else.
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -29,8 +29,8 @@ from kernelwright.prompts.rendering import fenced, trimmed
 from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.judge.given import is_file_name, shown
 from kernelwright.sandbox.machine import needs_device
-from kernelwright.sandbox.pool.protocol import ExecutorError
-from kernelwright.sandbox.pool.rewarding import Judging, JudgingError
+from kernelwright.sandbox.pool.executor import ExecutorError
+from kernelwright.sandbox.pool.judge_pool import JudgePool, JudgingError
 from kernelwright.sandbox.verdict.report import counted_speedup
 from kernelwright.sandbox.verdict.settings import Settings
 
@@ -95,16 +95,14 @@ class AgentTools:
         `server`: the address of a service that judges in place of processes here.
         """
         self.folder, self._run, self._server, self._chosen = folder.resolve(), run, server, chosen
-        self._open = AsyncExitStack()
-        self._judges: dict[tuple[str, bool], Judging] = {}
-        self._starting = asyncio.Lock()
+        self._pools: dict[tuple[str, bool], JudgePool] = {}
         self._best: dict[str, Best] = {}
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._open.aclose()
+        await asyncio.gather(*(pool.close() for pool in self._pools.values()))
 
     def problems(self) -> str:
         return "\n".join(f"{name}: {load_problem(name).title}" for name in catalog_names())
@@ -128,7 +126,7 @@ class AgentTools:
             language = candidate_of(text.encode(errors="replace").decode()).language
             device = "cuda" if needs_device(language, self._problem(name, size).size) else "cpu"
         problem = self._problem(name, size or ("gpu" if device != "cpu" and name in catalog_names() else None))
-        judged = await (await self._judge_on(device, profile and device != "cpu")).judge(problem, text)
+        judged = await self._pool_on(device, profile and device != "cpu").judge(problem, text)
         if judged.report is None:
             raise ToolRefused(f"no verdict, and not the candidate's fault: {judged.error}")
         worth = reward(judged.report, TERMS)
@@ -203,15 +201,11 @@ class AgentTools:
         except ProblemError as error:
             raise ToolRefused(str(error)) from None
 
-    async def _judge_on(self, device: str, profile: bool) -> Judging:
-        async with self._starting:  # a second request meanwhile finds the judge that is started here
-            if (device, profile) not in self._judges:
-                settings = Settings.model_validate(
-                    {"effort": "search"} | self._chosen | {"device": device, "profile": profile}
-                )
-                judging = Judging(CONCURRENCY, settings, self._server)
-                self._judges[device, profile] = await self._open.enter_async_context(judging)
-            return self._judges[device, profile]
+    def _pool_on(self, device: str, profile: bool) -> JudgePool:
+        if (device, profile) not in self._pools:
+            chosen = {"effort": "search"} | self._chosen | {"device": device, "profile": profile}
+            self._pools[device, profile] = JudgePool(CONCURRENCY, Settings.model_validate(chosen), self._server).open()
+        return self._pools[device, profile]
 
 
 def _processor_lines(report: Mapping[str, Any]) -> list[str]:

@@ -16,8 +16,8 @@ from kernelwright.agent.replies import NotExtracted, extract
 from kernelwright.integrations.reward import USUAL, Reward, RewardTerms, feedback, reward
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.sandbox.judge.given import GivenProblem, checked_problem, checked_problems, listed, shown
-from kernelwright.sandbox.pool.remote import SERVER
-from kernelwright.sandbox.pool.rewarding import Judged, Judging, JudgingError
+from kernelwright.sandbox.pool.client import SERVER
+from kernelwright.sandbox.pool.judge_pool import Judged, JudgePool, JudgingError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 
@@ -73,7 +73,7 @@ class CompletionScorer:
         self._load = load or partial(training_problem, device=settings.device)
         self._problems: dict[str, Problem] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._judging: Judging | None = None
+        self._pool: JudgePool | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -105,14 +105,16 @@ class CompletionScorer:
 
     def close(self) -> None:
         if self._loop is not None:
-            self._begin(self._restart(None)).result()
+            if self._pool is not None:
+                self._begin(self._pool.close()).result()
+                self._pool = None
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = None
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         with STARTING:
             if self._loop is None:
-                self._loop, self._starting = asyncio.new_event_loop(), asyncio.Lock()
+                self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="kernelwright-scorer", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
@@ -149,27 +151,15 @@ class CompletionScorer:
         return ScoredCompletion(worth, feedback(judged.report, worth), source, judged.report)
 
     async def _judge(self, problem: Problem, candidate: Candidate) -> Judged:
-        """Judge; a judge that ended is started again, once, since another candidate may have ended it."""
-        judging = await self._started()
+        """Judge again, once, where the judge's process ended: another candidate may have been the cause."""
+        pool = self._pool = self._pool or JudgePool(*self._judging_options).open()
         try:
-            return await judging.judge(problem, candidate)
+            return await pool.judge(problem, candidate)
         except JudgingError:
-            await self._restart(judging)
-            return await (await self._started()).judge(problem, candidate)
-
-    async def _started(self) -> Judging:
-        async with self._starting:
-            if self._judging is None:
-                self._judging = await Judging(*self._judging_options).__aenter__()
-            return self._judging
-
-    async def _restart(self, dead: Judging | None) -> None:
-        """End the judge, unless another one has replaced `dead` already."""
-        async with self._starting:
-            ending = self._judging if dead in (None, self._judging) else None
-            if ending is not None:
-                self._judging = None
-                await ending.__aexit__(None, None, None)
+            if pool.server is None:
+                return await pool.judge(problem, candidate)
+            self._pool = None  # the next judging does not wait again for a service that is gone
+            raise
 
 
 def _replies(completions: Sequence[Completion]) -> list[str]:

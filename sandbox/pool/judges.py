@@ -1,6 +1,6 @@
-"""`Judges`: judging on one machine, for any number of problems and threads. All that judges goes through it.
+"""`Judges`: judging in this process, for any number of problems and threads. Every judging goes through it.
 
-Builds run side by side; timing is one at a time, within this process and, by the locks of `timing_locks.py`, among all.
+Builds run side by side. Timing is one at a time: in this process, and by the locks of `timing_locks.py` on the machine.
 """
 
 import errno
@@ -17,13 +17,12 @@ from pydantic import JsonValue
 from kernelwright.problems import Problem
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.judge.stages import Built, SpareWorkers
+from kernelwright.sandbox.judge.stages import SpareWorkers
 from kernelwright.sandbox.locks import WaitLimit
 from kernelwright.sandbox.logs import one_line
 from kernelwright.sandbox.machine import require_tools
-from kernelwright.sandbox.pool.devices import WorkerOptions
-from kernelwright.sandbox.pool.dispatch import KEPT
-from kernelwright.sandbox.pool.protocol import Answer, Question, Work
+from kernelwright.sandbox.pool.dispatcher import KEPT
+from kernelwright.sandbox.pool.executor import Answer, JobError, Question, Work
 from kernelwright.sandbox.verdict.errors import (
     BrokenProblem,
     MachineError,
@@ -38,9 +37,9 @@ R = TypeVar("R")
 
 
 def within_memory(problem: Problem, work: Callable[[], R]) -> R:
-    """What `work` returns. Raises `UnsupportedHere` where it ran out of memory, on this machine or on its device.
+    """Return what `work` returns. Raises `UnsupportedHere` where memory ran out, on this machine or on its device.
 
-    The error that said so is let go first: its frames hold the tensors that are to make room for the next problem.
+    The original error is released first: its frames hold tensors whose memory the next problem needs.
     """
     try:
         return work()
@@ -54,7 +53,7 @@ def within_memory(problem: Problem, work: Callable[[], R]) -> R:
 
 
 Key = tuple[str, JudgingEffort, str]
-"""A problem's digest, the effort of its judgings, and what is asked for beside the usual settings."""
+"""A problem's digest, the effort of its judgings, and the other settings that differ from the usual ones."""
 Asks = Mapping[str, JsonValue]
 USUAL: Asks = {}
 
@@ -70,20 +69,20 @@ class _SharedJudge(Judge):
 class Judges:
     """Keeps the judges of the last few problems. Close it.
 
-    Its methods raise `MachineError` or `BrokenProblem` where no verdict is possible; then the problem's are let go.
+    Its methods raise `MachineError` or `BrokenProblem` where no verdict is possible; the latter ends the problem's.
     """
 
     def __init__(self, settings: Settings, kept: int = KEPT, is_lasting: bool = True) -> None:
-        """`is_lasting`: whether there is more than one candidate to be judged."""
+        """`is_lasting`: whether more than one candidate will be judged."""
         self.settings = settings
         self._spare = SpareWorkers(backend_of(settings), is_lasting) if settings.gpu else None
         self._most = kept
         self._kept: OrderedDict[Key, _SharedJudge] = OrderedDict()
-        self._apart: set[_SharedJudge] = set()
+        self._fresh: set[_SharedJudge] = set()
         """Those of fresh judgings, of one candidate each."""
         self._choosing = threading.Lock()
         self._device = threading.Lock()
-        """Held for whatever uses the device: references that start would be heard in a timing beside them."""
+        """Held by all use of the device: a reference that starts would disturb a timing."""
         self._is_stopped = False
 
     def __enter__(self) -> Self:
@@ -101,11 +100,10 @@ class Judges:
         beat: float | None = None,
         asks: Asks = USUAL,
     ) -> Verdict:
-        """The verdict. `fresh`: by references of its own, with seeds of their own; `asks`: settings that are to be
-        other than the usual ones, the effort among them.
+        """Return the verdict. The build comes from the store of finished builds, or is made here where that lacks it.
 
-        `beat`: the speedup that counts at effort `search`, see `Judge.evaluate`. The build comes out of the store of
-        finished builds, or is made here where that does not have it.
+        `fresh`: by references of its own, with seeds of their own. `beat`: see `Judge.evaluate`. `asks`: settings in
+        place of the usual ones, the effort among them.
         """
         settings = self._settings(asks)
         if settings.effort != "screen":
@@ -118,31 +116,52 @@ class Judges:
             finally:
                 built.close()
 
-    def build(self, problem: Problem, candidate: Candidate, asks: Asks = USUAL) -> Built | Verdict:
-        """What was built, to be closed; the verdict where the build failed."""
-        with self._work_on(problem, candidate, False, self._settings(asks), asks) as judge:
-            built = within_memory(problem, lambda: judge.build(candidate, ahead=False))
-            return judge.evaluate(built) if built.failure is not None else built
+    def answer(self, question: Question) -> Answer:
+        """Run a worker's stage. Never raises for what a candidate, a problem or this machine does."""
+        work = question.work
+        try:
+            if question.stage == "build":
+                return self._built(work)
+            effort = "screen" if question.stage == "check" else work.effort
+            asks = work.asks | ({} if effort is None else {"effort": effort})
+            verdict = self.judge(work.problem, work.candidate, fresh=work.fresh, beat=work.beat, asks=asks)
+            return Answer(verdict=verdict)
+        except BrokenProblem as error:
+            unsupported = isinstance(error, UnsupportedProblem)
+            return Answer(error=JobError(message=str(error), whole_problem=True, unsupported=unsupported))
+        except SandboxError as error:
+            return Answer(error=JobError(message=str(error), machine_lacks=isinstance(error, MachineError)))
+        except Exception as error:  # one candidate must not end a batch of thousands
+            why = f"the judge itself failed ({type(error).__name__}: {error}); please report it"
+            return Answer(error=JobError(message=why))
+
+    def _built(self, work: Work) -> Answer:
+        with self._work_on(work.problem, work.candidate, False, self._settings(work.asks), work.asks) as judge:
+            built = within_memory(work.problem, lambda: judge.build(work.candidate, ahead=False))
+            if built.failure is not None:
+                return Answer(verdict=judge.evaluate(built))
+            built.close()
+            return Answer(product=built.key if self.settings.shortcuts else "")
 
     def release(self, digest: str) -> None:
-        """Nothing more is asked about the problem for now: end its reference children, unless they are in use."""
+        """End the problem's reference processes, unless they are in use: nothing more is asked about it for now."""
         with self._choosing:
             keys = [key for key in self._kept if key[0] == digest]
         for key in keys:
             self._forget(key)
 
     def stop(self) -> None:
-        """Begin nothing more: what waits for its turn ends without a verdict. The children are left alone."""
+        """Begin nothing more: waiting judgings end without a verdict. The children are left alone."""
         self._is_stopped = True
         with self._choosing:
-            for judge in (*self._kept.values(), *self._apart):
+            for judge in (*self._kept.values(), *self._fresh):
                 judge.stop()
 
     def close(self) -> None:
-        """End the reference children. A judging that goes on in another thread ends with an error."""
+        """End the reference processes. A judging that goes on in another thread ends with an error."""
         self.stop()
         with self._choosing:
-            judges = [*self._kept.values(), *self._apart]
+            judges = [*self._kept.values(), *self._fresh]
             self._kept.clear()
         for judge in judges:
             judge.close()
@@ -165,7 +184,7 @@ class Judges:
             yield judge
         except MachineError:
             raise
-        except Exception:  # the problem is broken, or we are: whoever comes next gets children that are not
+        except Exception:  # the problem is broken, or we are: the next judging gets new children
             is_spoilt = True
             raise
         finally:
@@ -182,18 +201,18 @@ class Judges:
             judge.spare = self._spare if self._spare is not None and self._spare.fits(settings) else None
             judge.users += 1
             if key is None:
-                self._apart.add(judge)
+                self._fresh.add(judge)
             else:
                 self._kept[key] = judge
                 self._kept.move_to_end(key)
             return judge
 
     def _leave(self, judge: _SharedJudge) -> None:
-        """End it where it was for this one judging, and those that have not been used for longest."""
+        """End it where it was for this judging alone, and those that have not been used for longest."""
         with self._choosing:
             judge.users -= 1
-            surplus = [judge] if judge in self._apart else []
-            self._apart.difference_update(surplus)
+            surplus = [judge] if judge in self._fresh else []
+            self._fresh.difference_update(surplus)
             idle = [key for key, one in self._kept.items() if one.users == 0]
             surplus += [self._kept.pop(key) for key in idle[: max(0, len(self._kept) - self._most)]]
         for one in surplus:
@@ -207,7 +226,7 @@ class Judges:
             surplus.close()
 
     def _start(self, judge: _SharedJudge) -> None:
-        """Have its first reference started, by one of several threads that ask at once."""
+        """Start its first reference, in one of several threads that ask at the same time."""
         waiting = WaitLimit(stopped=lambda: self._is_stopped)
         with judge.starting:
             if not judge.started:
@@ -218,7 +237,7 @@ class Judges:
                 judge.started = True
 
     def _start_first(self, judge: Judge, waiting: WaitLimit) -> None:
-        """Its first reference; on a device the workers of the candidate that waits come up beside it."""
+        """Start its first reference; on a device together with the workers of the candidate that waits."""
         if judge.spare is None:
             _ = judge.reference
             return
@@ -228,47 +247,3 @@ class Judges:
 
 def _text(asks: Asks) -> str:
     return json.dumps({name: value for name, value in asks.items() if name != "effort"}, sort_keys=True)
-
-
-class Worker:
-    """Answers questions; keeps the judges of the last few problems. Close it."""
-
-    def __init__(self, order: WorkerOptions) -> None:
-        self._judges = Judges(order.settings(), KEPT)
-
-    def answer(self, question: Question) -> Answer:
-        """Never raises for what a candidate, a problem or this machine does: that is an answer too."""
-        work = question.work
-        try:
-            if question.stage == "build":
-                return self._build(work)
-            effort = "screen" if question.stage == "check" else work.effort
-            asks = work.asks | ({} if effort is None else {"effort": effort})
-            verdict = self._judges.judge(work.problem, work.candidate, fresh=work.fresh, beat=work.beat, asks=asks)
-            return Answer(verdict=verdict)
-        except BrokenProblem as error:
-            unsupported = isinstance(error, UnsupportedProblem)
-            return Answer(trouble=str(error), broken_problem=True, unsupported=unsupported)
-        except SandboxError as error:
-            return Answer(trouble=str(error), machine_lacks=isinstance(error, MachineError))
-        except Exception as error:  # one candidate, whatever it met, must not end a batch of thousands
-            what = f"{type(error).__name__}: {error}"
-            return Answer(trouble=f"the judge itself failed ({what}); please report it")
-
-    def _build(self, work: Work) -> Answer:
-        made = self._judges.build(work.problem, work.candidate, work.asks)
-        if not isinstance(made, Built):
-            return Answer(verdict=made)
-        made.close()
-        return Answer(product=made.key if self._judges.settings.shortcuts else "")
-
-    def release(self, problem: str) -> None:
-        """Nothing more is asked about the problem of this digest for now."""
-        self._judges.release(problem)
-
-    def stop(self) -> None:
-        """Begin nothing more: questions that wait for their turn end without a verdict. The children are left alone."""
-        self._judges.stop()
-
-    def close(self) -> None:
-        self._judges.close()

@@ -1,81 +1,213 @@
-"""The process of the service: where it listens, what it keeps, and how it ends."""
+"""The process of the service: where it listens, who may ask, what a connection may cost, and how it ends."""
 
 import asyncio
 import fcntl
+import hashlib
+import hmac
 import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import ClassVar
 
+import h11
 import uvicorn
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kernelwright.problems.problem import Record
 from kernelwright.sandbox.jail.zygote import protect_this_process
 from kernelwright.sandbox.locks import open_own, try_lock
-from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, executor_for
-from kernelwright.sandbox.pool.remote import TOKEN, default_socket
-from kernelwright.sandbox.service.application import application
-from kernelwright.sandbox.service.http_limits import (
-    LARGEST_HEAD_BYTES,
-    LOOPBACK,
-    MOST_CONNECTIONS,
-    Access,
-    DeadlineProtocol,
-)
-from kernelwright.sandbox.service.job_queue import JobQueue, Place
-from kernelwright.sandbox.service.job_store import JOBS, JobStore, PlaceName
-from kernelwright.sandbox.service.text_process import TextProcess
+from kernelwright.sandbox.pool.client import TOKEN, default_socket
+from kernelwright.sandbox.pool.judge_pool import Where, executor_for
+from kernelwright.sandbox.service.app import application, refusal
+from kernelwright.sandbox.service.queue import JobQueue, Place
+from kernelwright.sandbox.service.requests import TextProcess
+from kernelwright.sandbox.service.store import JOBS, JobStore, PlaceName
 from kernelwright.sandbox.verdict.settings import Settings
 
+LARGEST_HEAD_BYTES = 16 * 2**10
+LARGEST_REST_BYTES = 64 * 2**20
+"""Of a body that is refused; a larger one ends with its connection."""
+RECEIVE_S = 20.0
+"""From the first byte that is waited for until the request is complete."""
+SEND_S = 30.0
+"""Time for a client to read an answer."""
+MOST_CONNECTIONS = 512
+LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+OPEN_PATHS = frozenset({"/healthz"})
+"""Paths that need no token: they say only that the service is there."""
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 LONGEST_SOCKET = 100
-"""Bytes of a Unix socket's path; Linux has room for 107."""
+"""Bytes of a Unix socket's path; the limit of Linux is 107."""
 SHORTEST_TOKEN = 16
 CLOSING_S = 5
 
 
+class DeadlineProtocol(H11Protocol):
+    """Connection that ends where its client is slow: in sending a complete request, or in reading an answer."""
+
+    receive_s, send_s = RECEIVE_S, SEND_S
+    late: ClassVar[Counter[str]] = Counter()
+    """Connections that were ended so, by reason."""
+    _receiving: asyncio.TimerHandle | None = None
+    _sending: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_rest()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for timer in (self._receiving, self._sending):
+            if timer is not None:
+                timer.cancel()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        self._expect_rest()
+
+    def on_response_complete(self) -> None:
+        """Limit the time for the rest of the answer, also where the connection is closed after it."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._expect_reading()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._expect_reading()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._sending is not None and not self.transport.is_closing():
+            self._sending.cancel()
+            self._sending = None
+
+    def _expect_rest(self) -> None:
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            if self._receiving is not None:
+                self._receiving.cancel()
+                self._receiving = None
+        elif self._receiving is None and not self.transport.is_closing():
+            self._receiving = self.loop.call_later(self.receive_s, self._end_slow)
+
+    def _expect_reading(self) -> None:
+        self._sending = self._sending or self.loop.call_later(self.send_s, self._end_unread)
+
+    def _end_slow(self) -> None:
+        self.late["slow"] += 1
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.write(LATE)
+        self.transport.close()
+        self._expect_reading()
+
+    def _end_unread(self) -> None:
+        self.late["unread"] += 1
+        self.transport.abort()
+
+
+class Guard:
+    """Middleware that refuses requests without the token.
+
+    Where there is none, it refuses those for another host name, which a web page elsewhere could send. It receives the
+    rest of the body of whatever is refused: the answer would be lost with the connection of a client that still sends.
+    """
+
+    def __init__(self, app: ASGIApp, refused: Counter[str], token: str | None, hosts: Collection[str] | None) -> None:
+        """`refused` counts by reason; `hosts`: host names of the service, None for any, as on a Unix socket."""
+        self._app, self._refused, self._hosts = app, refused, hosts
+        self._token = None if token is None else _digest(token.encode())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        has_more, left = True, LARGEST_REST_BYTES
+
+        async def receive_part() -> Message:
+            nonlocal has_more
+            part = await receive()
+            has_more = part["type"] == "http.request" and part.get("more_body", False)
+            return part
+
+        async def send_last(message: Message) -> None:
+            nonlocal left
+            while message.get("status", 0) >= 400 and has_more and left > 0:
+                left -= len((await receive_part()).get("body", b""))
+            await send(message)
+
+        await (self._refusal(scope) or self._app)(scope, receive_part, send_last)
+
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        headers = Headers(scope=scope)
+        if self._token is not None and scope["path"] not in OPEN_PATHS:
+            kind, _, given = headers.get("authorization", "").partition(" ")
+            # Of digests: the time of this shows nothing of the token, not even its length.
+            if not hmac.compare_digest(_digest(given.strip().encode()), self._token) or kind.lower() != "bearer":
+                self._refused["token"] += 1
+                answer = refusal(401, "this service asks for its token; send it as `Authorization: Bearer TOKEN`")
+                answer.headers["www-authenticate"] = "Bearer"
+                return answer
+        if self._hosts is not None and _host(headers.get("host", "")) not in self._hosts:
+            self._refused["host"] += 1
+            return refusal(421, "this service is asked by another name; use the one that it was started with")
+        return None
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.sha256(text).digest()
+
+
+def _host(header: str) -> str:
+    name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
+    return name.strip("[]").lower()
+
+
 class ServiceError(Exception):
-    """The service can not be started so; one sentence with the remedy."""
+    """The service cannot be started so; one sentence with the remedy."""
 
 
-class Listening(Record):
+class ServiceOptions(Record):
     socket: Path | None = None
     host: str = "127.0.0.1"
     port: int | None = None
     """With a port it listens there, else on the Unix socket."""
     token: str | None = None
-
-
-class ServiceOptions(Record):
-    listening: Listening
     state: Path
     """Folder of the jobs."""
     queue: int
     """Jobs that may be open."""
     keep: int
-    """Jobs that have ended and can still be fetched."""
+    """Ended jobs that can still be fetched."""
     settings: dict[PlaceName, Settings]
-    """The usual settings at each place that is judged on."""
-    choice: ExecutorChoice = ExecutorChoice()
+    """The usual settings on each kind of device."""
+    where: Where = Where()
 
 
 def serve(options: ServiceOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises `ServiceError`, `StoreError`, `ExecutorError` and `MachineError`."""
-    if not is_loopback(options.listening.host) and any(one.jail == "off" for one in options.settings.values()):
+    if not is_loopback(options.host) and any(one.jail == "off" for one in options.settings.values()):
         raise ServiceError(
-            f"--host {options.listening.host} is open to others, who could do all that you can without a jail; "
+            f"--host {options.host} is open to others, who could do all that you can without a jail; "
             "leave out --jail off"
         )
     protect_this_process()
     os.environ.pop(TOKEN, None)  # processes that this one starts have no use for it
     with ExitStack() as stack:
-        usual = os.umask(0o077)  # for what is made here alone: workers share files with the users of their jails
+        usual = os.umask(0o077)  # only for files that are made here: workers share theirs with the users of their jails
         stack.enter_context(_alone(options.state))
-        listening = stack.enter_context(_listening(options.listening))
+        listening = stack.enter_context(_listening(options))
         store = JobStore(options.state / JOBS, options.keep)
         os.umask(usual)
         stack.callback(store.close)
@@ -84,37 +216,36 @@ def serve(options: ServiceOptions) -> None:
 
 async def _serve(options: ServiceOptions, store: JobStore, listening: socket.socket) -> None:
     async with AsyncExitStack() as stack:
-        texts, reports = TextProcess(), TextProcess()
+        texts = TextProcess()
         stack.push_async_callback(texts.close)
-        stack.push_async_callback(reports.close)
         places = _places(options)
         for place in places.values():
             await place.open()
             stack.push_async_callback(place.close)
-        queue = JobQueue(store, places, reports, options.queue)
+        queue = JobQueue(store, places, options.queue)
         await queue.start()
         stack.push_async_callback(queue.stop)
         words = ", ".join(f"{name}: {len(one.devices)} x {one.devices[0].kind}" for name, one in places.items())
         print(f"kernelwright serve: {_address(listening)}, on {words}; SIGTERM ends it", flush=True)
-        await _Server(_config(options.listening, queue, texts), queue).serve(sockets=[listening])
+        await _Server(_config(options, queue, texts), queue).serve(sockets=[listening])
 
 
 def _places(options: ServiceOptions) -> dict[PlaceName, Place]:
-    """Where there are GPUs, what is chosen is about them; the processor beside them starts when it is asked."""
-    main, choice = "cuda" if "cuda" in options.settings else "cpu", options.choice
-    beside = ExecutorChoice(builders=choice.builders)
+    """Return the devices by kind. Where there are GPUs, `where` is about them, and the processor starts when needed."""
+    main, where = "cuda" if "cuda" in options.settings else "cpu", options.where
     return {
-        name: Place(partial(executor_for, choice, settings, at_once=True), choice.kind)
+        name: Place(partial(executor_for, where, settings, at_once=True), where.kind)
         if name == main
-        else Place(partial(executor_for, beside, settings))
+        else Place(partial(executor_for, Where(builders=where.builders), settings))
         for name, settings in options.settings.items()
     }
 
 
-def _config(listening: Listening, queue: JobQueue, texts: TextProcess) -> uvicorn.Config:
-    hosts = LOOPBACK | {listening.host} if listening.port is not None and listening.token is None else None
+def _config(options: ServiceOptions, queue: JobQueue, texts: TextProcess) -> uvicorn.Config:
+    hosts = LOOPBACK | {options.host} if options.port is not None and options.token is None else None
+    served = application(queue, texts, DeadlineProtocol.late)
     return uvicorn.Config(
-        application(queue, texts, Access(listening.token, hosts), DeadlineProtocol.late),
+        Guard(served, queue.counts.refused, options.token, hosts),
         http=DeadlineProtocol,
         ws="none",
         lifespan="off",
@@ -129,7 +260,7 @@ def _config(listening: Listening, queue: JobQueue, texts: TextProcess) -> uvicor
 
 
 class _Server(uvicorn.Server):
-    """Ends after what is being judged has ended; at the second signal at once."""
+    """Ends after the running judgings have ended; at the second signal at once."""
 
     def __init__(self, config: uvicorn.Config, queue: JobQueue) -> None:
         super().__init__(config)
@@ -160,7 +291,7 @@ def _alone(state: Path) -> Iterator[None]:
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ServiceError(f"{state} can not be made ({error.strerror}); choose another --state folder") from None
+        raise ServiceError(f"{state} cannot be made ({error.strerror}); choose another --state folder") from None
     lock = open_own(state / "lock")
     try:
         if not try_lock(lock, fcntl.LOCK_EX):
@@ -171,11 +302,11 @@ def _alone(state: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _listening(where: Listening) -> Iterator[socket.socket]:
+def _listening(where: ServiceOptions) -> Iterator[socket.socket]:
     if where.port is None:
         path = where.socket or default_socket()
         with _unix(path) as found:
-            found.listen()  # who asks from here on is answered once the service is up
+            found.listen()  # requests from here on are answered once the service is up
             yield found
         return
     if where.token is None and not is_loopback(where.host):
@@ -186,9 +317,7 @@ def _listening(where: Listening) -> Iterator[socket.socket]:
         try:
             found.bind((where.host, where.port))
         except OSError as error:
-            raise ServiceError(
-                f"{where.host}:{where.port} can not be used ({error.strerror}); choose another"
-            ) from None
+            raise ServiceError(f"{where.host}:{where.port} cannot be used ({error.strerror}); choose another") from None
         found.listen()
         yield found
 
@@ -208,7 +337,7 @@ def _unix(path: Path) -> Iterator[socket.socket]:
             path.chmod(stat.S_IRUSR | stat.S_IWUSR)
         except OSError as error:
             raise ServiceError(
-                f"the socket {path} can not be made ({error.strerror}); choose another --socket"
+                f"the socket {path} cannot be made ({error.strerror}); choose another --socket"
             ) from None
         try:
             yield found
@@ -226,7 +355,7 @@ def _answers(path: Path) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody on another machine can reach it."""
+    """Return whether no other machine can reach it."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

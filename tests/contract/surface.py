@@ -30,6 +30,7 @@ DEEPEST = 6
 """Levels of records within records that are followed."""
 INTERNAL = {
     "Judge": {"build", "close", "evaluate", "reference", "start", "stop"},
+    "JudgePool": {"close", "open"},
     "run[]": {"config", "earlier_s", "granted", "last_event", "measured", "next_number", "pending", "session_start"},
 }
 """Members of public classes that no page tells of: free to change."""
@@ -73,7 +74,7 @@ def choices() -> Surface:
     from kernelwright.problems.languages import TARGETS
     from kernelwright.problems.loading import DTYPES
     from kernelwright.prompts import SECTION_NAMES
-    from kernelwright.sandbox.pool.executor_choice import NAMES
+    from kernelwright.sandbox.pool.judge_pool import NAMES
     from kernelwright.sandbox.verdict.settings import BaselineGroup, CompileMode, JudgingEffort, Settings
 
     words = {

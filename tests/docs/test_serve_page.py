@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from kernelwright.sandbox.service.application import PATHS
+from kernelwright.sandbox.service.app import PATHS
 from tests.docs.pages import DOCS, lines
 from tests.docs.walking import RMS_NORM
 from tests.support.service import Service

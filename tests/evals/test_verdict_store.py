@@ -14,7 +14,7 @@ from kernelwright.evals.leaderboard import boards
 from kernelwright.evals.metrics import COPY
 from kernelwright.evals.tables import CELL_COLUMNS, FORMATS, ROW_COLUMNS
 from kernelwright.evals.verdict_store import DERIVED, JudgementsError, VerdictStore, log_of, run_summary, summaries
-from kernelwright.sandbox.pool.protocol import Conditions
+from kernelwright.sandbox.pool.executor import Conditions
 from tests.support.runs import REFERENCE, ended, failed, judgement, made_run, passed, problem, scored, writing
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright import Judging, JudgingError, judge_all, load_problem
+from kernelwright import JudgePool, JudgingError, judge_many, load_problem
 from kernelwright.sandbox.locks import processor_lock, processor_path
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.supervisor import descendants
@@ -49,7 +49,7 @@ def leftovers(folder):
 
 def test_pairs_are_judged_eight_at_a_time_and_each_gets_its_own_result(problem, tmp_path):
     pairs = [(problem, WRONG if index % 3 == 0 else RIGHT) for index in range(16)]
-    results = judge_all(pairs, in_flight=8, settings=QUICK)
+    results = judge_many(pairs, concurrency=8, settings=QUICK)
     assert [result.index for result in results] == list(range(16))
     assert [result.passed for result in results] == [index % 3 != 0 for index in range(16)]
     assert leftovers(tmp_path) == ([], [])
@@ -65,7 +65,7 @@ def results(tmp_path_factory):
     other = loaded.model_copy(update={"name": "other", "source": loaded.source.replace("dim=1", "dim=0")})
     pairs = [("rellu", RIGHT), (str(folder / "broken.py"), RIGHT), (str(folder / "problem.py"), RIGHT)]
     pairs += [(loaded, RIGHT), (other, RIGHT), (other, WRONG), (loaded, "x = '\ud800")]
-    return judge_all(pairs, settings=QUICK)
+    return judge_many(pairs, settings=QUICK)
 
 
 def test_the_report_has_the_keys_of_the_judge_command(results):
@@ -81,16 +81,16 @@ def test_problems_may_be_records_and_what_is_wrong_with_one_stops_no_other(resul
 
 def test_results_come_as_they_finish(problem):
     async def first():
-        async with Judging(2, QUICK) as judging:
-            return await anext(judging.judge_all([(problem, SLOW), (problem, "no candidate")]))
+        async with JudgePool(2, QUICK) as judging:
+            return await anext(judging.judge_many([(problem, SLOW), (problem, "no candidate")]))
 
     assert asyncio.run(first()).index == 1
 
 
 def test_leaving_early_ends_every_process_and_removes_every_folder(problem, tmp_path):
     async def leave():
-        async with Judging(4, QUICK) as judging:
-            async for _ in judging.judge_all([(problem, "no candidate")] + [(problem, SLOW)] * 6):
+        async with JudgePool(4, QUICK) as judging:
+            async for _ in judging.judge_many([(problem, "no candidate")] + [(problem, SLOW)] * 6):
                 await asyncio.sleep(1)
                 break
 
@@ -102,8 +102,8 @@ def test_leaving_early_ends_every_process_and_removes_every_folder(problem, tmp_
 @pytest.mark.long
 def test_a_cancelled_task_ends_every_process_and_removes_every_folder(problem, tmp_path):
     async def work():
-        async with Judging(4, QUICK) as judging:
-            return [result async for result in judging.judge_all([(problem, SLOW)] * 6)]
+        async with JudgePool(4, QUICK) as judging:
+            return [result async for result in judging.judge_many([(problem, SLOW)] * 6)]
 
     async def cancel():
         task = asyncio.create_task(work())
@@ -121,7 +121,7 @@ def test_leaving_while_another_program_times_removes_every_folder(problem, tmp_p
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     async def leave():
-        async with Judging(1, QUICK) as judging:
+        async with JudgePool(1, QUICK) as judging:
             task = asyncio.create_task(judging.judge(problem, RIGHT))
             while waiters(processor_path()) < 1:
                 assert not task.done()
@@ -134,7 +134,7 @@ def test_leaving_while_another_program_times_removes_every_folder(problem, tmp_p
 
 
 async def test_one_of_many_asks_can_be_cancelled_and_the_others_go_on(problem):
-    async with Judging(2, QUICK) as judging:
+    async with JudgePool(2, QUICK) as judging:
         other = asyncio.create_task(judging.judge(problem, RIGHT))
         late = asyncio.create_task(judging.judge(problem, RIGHT))
         await asyncio.sleep(0)
@@ -146,9 +146,9 @@ async def test_one_of_many_asks_can_be_cancelled_and_the_others_go_on(problem):
 def test_the_death_of_the_caller_leaves_nothing(problem, tmp_path):
     code = f"""
 import asyncio
-from kernelwright import Judging
+from kernelwright import JudgePool
 async def main():
-    async with Judging(2) as judging:
+    async with JudgePool(2) as judging:
         await judging.judge({problem!r}, {SLOW!r})
 asyncio.run(main())
 """
@@ -166,15 +166,15 @@ asyncio.run(main())
 def test_the_callers_process_imports_no_torch(problem):
     code = f"""
 import sys
-from kernelwright import judge_all
-print(judge_all([({problem!r}, "no candidate")])[0].report["stage"], "torch" in sys.modules)
+from kernelwright import judge_many
+print(judge_many([({problem!r}, "no candidate")])[0].report["stage"], "torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["scan", "False"]
 
 
-def test_judging_outside_of_its_context_or_with_less_than_one_in_flight_is_refused():
+def test_judging_outside_of_its_context_or_with_a_concurrency_below_one_is_refused():
     with pytest.raises(JudgingError, match="`async with"):
-        asyncio.run(Judging(1).judge("rms_norm", "x"))
-    with pytest.raises(ValueError, match="in_flight is 0"):
-        Judging(0)
+        asyncio.run(JudgePool(1).judge("rms_norm", "x"))
+    with pytest.raises(ValueError, match="concurrency is 0"):
+        JudgePool(0)

@@ -1,6 +1,8 @@
 """Completions judged for real, and what they earn; cheats earn nothing."""
 
 import asyncio
+import os
+import signal
 import threading
 
 import pytest
@@ -88,7 +90,7 @@ def test_what_is_given_wrongly_is_told_before_anything_is_judged(name):
     with CompletionScorer(settings=SETTINGS, load=posed) as scorer:
         with pytest.raises(ValueError, match=f"^{said}"):
             scorer.score(problems, completions)
-        assert scorer._judging is None
+        assert scorer._pool is None
 
 
 def test_a_problem_may_be_a_path_or_the_problem_itself(tmp_path):
@@ -119,7 +121,7 @@ def test_a_program_with_a_loop_of_its_own_asks_in_it(scorer):
 def test_a_judge_that_was_ended_is_started_anew():
     with CompletionScorer(settings=SETTINGS, load=posed) as scorer:
         scorer.score(["scaled"], [WRONG])
-        scorer._begin(scorer._judging.__aexit__(None, None, None)).result()
+        os.kill(scorer._pool._worker.pid, signal.SIGKILL)
         (found,) = scorer.score(["scaled"], [WRONG])
     assert found.report["stage"] == "check"
 

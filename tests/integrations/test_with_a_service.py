@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from kernelwright.integrations.scoring import CompletionScorer
-from kernelwright.sandbox.pool.protocol import ExecutorError
+from kernelwright.sandbox.pool.executor import ExecutorError
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.support.replies import LIBRARY, OWN, REFERENCE, WRONG, posed, reply
 from tests.support.service import Service

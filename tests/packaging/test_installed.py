@@ -18,11 +18,11 @@ class ModelNew(nn.Module):
         return torch.amax(x, dim=1)
 """
 JUDGE = """
-from kernelwright import Settings, judge_all
+from kernelwright import Settings, judge_many
 
 if __name__ == "__main__":
     quick = Settings(min_pairs=4, max_pairs=4, worker_pairs=1)
-    for one in judge_all([("max_rows", open("candidate.py").read())], settings=quick):
+    for one in judge_many([("max_rows", open("candidate.py").read())], settings=quick):
         print(one.error or one.report["outcome"])
 """
 

@@ -2,9 +2,8 @@
 
 import asyncio
 
-from kernelwright.sandbox.pool.devices import device_at, given, split
-from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.protocol import Work
+from kernelwright.sandbox.pool.dispatcher import Dispatcher
+from kernelwright.sandbox.pool.executor import Work, device_at, split
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
 from tests.support.problems import PROBLEM, RIGHT, WRONG, tiny_problem
@@ -69,9 +68,8 @@ def batch():
 def declared(kinds, cores):
     """Fake devices: equal parts of these cores, with these kinds."""
     parts = split(tuple(cores), len(kinds))
-    chosen = given(QUICK)
     placed = enumerate(zip(kinds, parts, strict=True))
-    return [device_at(ordinal, kind, chosen, part) for ordinal, (kind, part) in placed]
+    return [device_at(ordinal, kind, QUICK, part) for ordinal, (kind, part) in placed]
 
 
 def outcome(verdict):

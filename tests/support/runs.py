@@ -14,7 +14,7 @@ from kernelwright.evals.verdict_store import Judgement, VerdictStore, source_dig
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
 from kernelwright.prompts.brief import Section
-from kernelwright.sandbox.pool.protocol import Conditions
+from kernelwright.sandbox.pool.executor import Conditions
 from kernelwright.sandbox.verdict.gpu_timing import ClockCheck, DeviceRecord
 from kernelwright.sandbox.verdict.verdicts import (
     Authenticity,

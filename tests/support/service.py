@@ -17,12 +17,12 @@ from pathlib import Path
 
 import uvicorn
 
-from kernelwright.sandbox.pool.protocol import Answer, Lost, Product
-from kernelwright.sandbox.service.application import application
-from kernelwright.sandbox.service.http_limits import LARGEST_HEAD_BYTES, Access, DeadlineProtocol
-from kernelwright.sandbox.service.job_queue import JobQueue, Place
-from kernelwright.sandbox.service.job_store import JobStore
-from kernelwright.sandbox.service.text_process import TextProcess
+from kernelwright.sandbox.pool.executor import Answer, Lost, Product
+from kernelwright.sandbox.service.app import application
+from kernelwright.sandbox.service.queue import JobQueue, Place
+from kernelwright.sandbox.service.requests import TextProcess
+from kernelwright.sandbox.service.server import LARGEST_HEAD_BYTES, DeadlineProtocol, Guard
+from kernelwright.sandbox.service.store import JobStore
 from kernelwright.sandbox.verdict.verdicts import Failed
 from tests.support.executors import declared
 from tests.support.problems import PROBLEM, RIGHT
@@ -200,10 +200,11 @@ class Listening:
     async def _serve(self):
         self.loop, self.executor = asyncio.get_running_loop(), TurnedExecutor()
         store, place = JobStore(self.folder / "jobs.db", 100), Place(lambda: self.executor)
-        self.texts, reports = TextProcess(), TextProcess()
+        self.texts = TextProcess()
         await place.open()
-        self.queue = JobQueue(store, {"cpu": place}, reports, self.limit)
-        served = application(self.queue, self.texts, Access(self.token, self.hosts), self.protocol.late)
+        self.queue = JobQueue(store, {"cpu": place}, self.limit)
+        served = application(self.queue, self.texts, self.protocol.late)
+        served = Guard(served, self.queue.counts.refused, self.token, self.hosts)
         limits = {"h11_max_incomplete_event_size": LARGEST_HEAD_BYTES, "timeout_graceful_shutdown": 1}
         quiet = {"ws": "none", "lifespan": "off", "log_level": "critical"}
         self.server = uvicorn.Server(uvicorn.Config(served, http=self.protocol, **quiet, **limits))
@@ -216,7 +217,6 @@ class Listening:
         await self.queue.stop()
         await place.close()
         await self.texts.close()
-        await reports.close()
         store.close()
 
     def go(self, times=1):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kernelwright.agent.providers.simulated import EVIDENCE
-from kernelwright.sandbox.pool.dispatch import Dispatcher, Warmth
-from kernelwright.sandbox.pool.protocol import Answer, Conditions, Device, Lost, Product, Work
+from kernelwright.sandbox.pool.dispatcher import Dispatcher, Warmth
+from kernelwright.sandbox.pool.executor import Answer, Conditions, Device, Lost, Product, Work
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed
 from tests.support.problems import tiny_problem
 

@@ -29,7 +29,7 @@ from kernelwright.evals.runs import Plan
 from kernelwright.evals.verdict_store import Judgement
 from kernelwright.problems import ProblemError
 from kernelwright.problems.problem import Origin
-from kernelwright.sandbox.pool.protocol import Conditions
+from kernelwright.sandbox.pool.executor import Conditions
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.bench.results.walk import ROOT, SETTINGS, table
 from tests.support.runs import REFERENCE, Writer, ended, evidence, failed, passed, problem, writing

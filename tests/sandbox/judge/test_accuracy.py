@@ -6,7 +6,7 @@ from kernelwright.problems import Problem
 from kernelwright.problems.input_distributions import DISTRIBUTIONS
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.pool.protocol import Conditions
+from kernelwright.sandbox.pool.executor import Conditions
 from kernelwright.sandbox.storage import Store, baseline_key
 from kernelwright.sandbox.timing.baseline_facts import BaselineErrors
 from kernelwright.sandbox.timing.gpu_baselines import LUCK

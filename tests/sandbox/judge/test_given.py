@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright import Candidate, Judge, Judging, Problem, Settings, judge, judge_all, load_problem
+from kernelwright import Candidate, Judge, JudgePool, Problem, Settings, judge, judge_many, load_problem
 from kernelwright.sandbox.judge.given import (
     candidate_given,
     checked_pairs,
@@ -76,7 +76,7 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_is_no_pair_is_told_with_its_position_before_anything_is_judged(folder, name):
     given, said = PAIRS[name]
-    for told in (checked_pairs, judge_all, first_of_all):
+    for told in (checked_pairs, judge_many, first_of_all):
         with pytest.raises(ValueError) as caught:
             told(given)
         assert str(caught.value) == said
@@ -86,14 +86,14 @@ def first_of_all(pairs):
     """The first result, asked for without a process that could judge it."""
 
     async def first():
-        return await anext(Judging().judge_all(pairs))
+        return await anext(JudgePool().judge_many(pairs))
 
     return asyncio.run(first())
 
 
 def test_one_verdict_is_asked_for_in_the_same_forms(folder):
     async def asked(source):
-        return await Judging().judge("rowsum.py", source)
+        return await JudgePool().judge("rowsum.py", source)
 
     problem = load_problem("rowsum.py")
     for told in (lambda source: asyncio.run(asked(source)), lambda source: judge(problem, source)):
@@ -145,4 +145,4 @@ def test_names_and_texts_are_judged_by_all_that_judges(folder):
             assert isinstance(judging.problem, Problem)
             assert judging.judge("no candidate").stage == "scan"
     assert [judge(*pair).stage for pair in pairs] == ["scan"] * 6
-    assert [one.report["stage"] for one in judge_all(pairs, settings=settings)] == ["scan"] * 6
+    assert [one.report["stage"] for one in judge_many(pairs, settings=settings)] == ["scan"] * 6

@@ -13,9 +13,8 @@ import pytest
 from kernelwright.commands.judge import words
 from kernelwright.sandbox.calls.backend import Backend
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.pool.devices import WorkerOptions
-from kernelwright.sandbox.pool.judges import Worker
-from kernelwright.sandbox.pool.protocol import Question, Work
+from kernelwright.sandbox.pool.executor import Question, Work
+from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.sandbox.conftest import QUICK, SCALED_ROWS
@@ -221,7 +220,7 @@ def test_a_build_in_a_pool_starts_no_worker(monkeypatch):
         return plain(backend, kind, folder)
 
     monkeypatch.setattr(Backend, "open_session", opened)
-    worker = Worker(WorkerOptions(chosen=QUICK.model_dump(mode="json", exclude_unset=True)))
+    worker = Judges(QUICK)
     try:
         work = Work(problem=SCALED_ROWS, candidate=candidate("ONE = built(RIGHT)"))
         assert worker.answer(Question(stage="build", work=work)).product

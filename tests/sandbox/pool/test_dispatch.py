@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernelwright.sandbox.pool.dispatch import AHEAD, PATIENCE_S, TRIES, Dispatcher, Warmth
-from kernelwright.sandbox.pool.protocol import Answer, ExecutorError, Unjudged, Work
+from kernelwright.sandbox.pool.dispatcher import AHEAD, PATIENCE_S, TRIES, Dispatcher, Warmth
+from kernelwright.sandbox.pool.executor import Answer, ExecutorError, JobError, Unjudged, Work
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from tests.support.problems import tiny_problem
 from tests.support.simulated import SimulatedExecutor, Times, run_simulated, search_many
@@ -18,7 +18,7 @@ def work(number, problem="p"):
     return Work(problem=tiny_problem(problem, name=problem), candidate=Candidate(source=f"{problem} {number}"))
 
 
-def judge_all(executor, works, kind=None):
+def judge_many(executor, works, kind=None):
     async def go():
         async with Dispatcher(executor, kind) as dispatcher:
             found = await asyncio.gather(*(dispatcher.judge(one) for one in works), return_exceptions=True)
@@ -45,7 +45,7 @@ class Lossy(SimulatedExecutor):
 
 def test_all_work_is_built_once_and_timed_once():
     works = [work(number, f"p{number % 3}") for number in range(30)]
-    found, tally = judge_all(SimulatedExecutor(TIMES, 4, 2), works)
+    found, tally = judge_many(SimulatedExecutor(TIMES, 4, 2), works)
     assert all(one.verdict.reason == "simulated" for one in found)
     assert (tally.ended, tally.begun) == ({"build": 30, "time": 30}, {"build": 30, "time": 30})
 
@@ -53,7 +53,7 @@ def test_all_work_is_built_once_and_timed_once():
 @pytest.mark.parametrize("stage", ["build", "time"])
 def test_a_lost_worker_costs_only_its_own_stage(stage):
     works = [work(number) for number in range(12)]
-    found, tally = judge_all(Lossy(TIMES, 3, 3).lose(stage, "p 5"), works)
+    found, tally = judge_many(Lossy(TIMES, 3, 3).lose(stage, "p 5"), works)
     assert len([one for one in found if hasattr(one, "verdict")]) == 12
     expected = {"build": 12, "time": 12}
     assert tally.ended == expected
@@ -62,7 +62,7 @@ def test_a_lost_worker_costs_only_its_own_stage(stage):
 
 def test_a_candidate_that_loses_every_worker_is_given_up_and_the_others_are_not():
     works = [work(number) for number in range(4)]
-    found, tally = judge_all(Lossy(TIMES, 2, 2).lose("time", "p 1", times=99), works)
+    found, tally = judge_many(Lossy(TIMES, 2, 2).lose("time", "p 1", times=99), works)
     assert [isinstance(one, Unjudged) for one in found] == [False, True, False, False]
     assert f"{TRIES} workers were lost" in str(found[1])
     assert tally.lost["time"] == TRIES
@@ -75,7 +75,7 @@ class Dying(SimulatedExecutor):
 
 def test_once_no_device_is_left_everybody_who_waits_is_told():
     executor = Dying(TIMES, 2, 2, losing=lambda stage, one: stage == "time")
-    found, _ = judge_all(executor, [work(number) for number in range(6)])
+    found, _ = judge_many(executor, [work(number) for number in range(6)])
     assert all(isinstance(one, ExecutorError | Unjudged) for one in found)
     assert any("no device is left" in str(one) for one in found)
 
@@ -83,11 +83,11 @@ def test_once_no_device_is_left_everybody_who_waits_is_told():
 class Broken(SimulatedExecutor):
     async def build(self, work):
         await asyncio.sleep(1)
-        return Answer(trouble="the reference does not run", broken_problem=True)
+        return Answer(error=JobError(message="the reference does not run", whole_problem=True))
 
 
 def test_a_broken_problem_is_not_tried_again_for_each_candidate():
-    found, tally = judge_all(Broken(TIMES, 1, 1), [work(number) for number in range(20)])
+    found, tally = judge_many(Broken(TIMES, 1, 1), [work(number) for number in range(20)])
     assert all("reference" in str(one) for one in found)
     assert tally.begun["build"] == 1
 
@@ -113,7 +113,7 @@ def test_builds_and_timing_take_turns_where_they_use_the_same_cores():
                 self.timing -= 1
 
     executor = Watched(TIMES, 2, 2, takes_turns=True)
-    judge_all(executor, [work(number) for number in range(9)])
+    judge_many(executor, [work(number) for number in range(9)])
     assert executor.both == 0
 
 
@@ -130,7 +130,7 @@ def test_where_they_take_turns_builds_are_made_in_one_go_while_there_is_room():
             return await super().run(stage, work, product, device)
 
     executor = Noted(TIMES, 1, 2, takes_turns=True)
-    judge_all(executor, [work(number) for number in range(16)])
+    judge_many(executor, [work(number) for number in range(16)])
     room = AHEAD * (2 + 1)
     assert executor.stages == "b" * room + "t" * room + "b" * (16 - room) + "t" * (16 - room)
 
@@ -138,12 +138,12 @@ def test_where_they_take_turns_builds_are_made_in_one_go_while_there_is_room():
 @pytest.mark.parametrize(("kind", "said"), [(None, r"2 kinds.*big, small.*--kind"), ("huge", r"'huge'.* big, small")])
 def test_of_two_kinds_one_has_to_be_chosen(kind, said):
     with pytest.raises(ExecutorError, match=said):
-        judge_all(SimulatedExecutor(TIMES, 4, 1, kinds=("big", "small")), [], kind)
+        judge_many(SimulatedExecutor(TIMES, 4, 1, kinds=("big", "small")), [], kind)
 
 
 def test_work_for_a_kind_is_timed_on_devices_of_that_kind_alone():
     executor = SimulatedExecutor(TIMES, 4, 4, kinds=("big", "small"))
-    found, _ = judge_all(executor, [work(number) for number in range(8)], kind="SMALL")
+    found, _ = judge_many(executor, [work(number) for number in range(8)], kind="SMALL")
     assert {one.device.kind for one in found} == {"small"}
     assert {one.device.conditions.device for one in found} == {"small"}
 

@@ -1,14 +1,14 @@
-"""`judge`, `run`, `score` and `Judging` judge alike: what one says of a candidate, all say."""
+"""`judge`, `run`, `score` and `JudgePool` judge alike: what one says of a candidate, all say."""
 
 import asyncio
 
 import pytest
 
-from kernelwright import judge_all
+from kernelwright import judge_many
 from kernelwright.agent.scheduler import evaluating
-from kernelwright.sandbox.pool.executor_choice import ExecutorChoice
+from kernelwright.sandbox.pool.executor import LocalExecutor
+from kernelwright.sandbox.pool.judge_pool import Where
 from kernelwright.sandbox.pool.judges import Judges
-from kernelwright.sandbox.pool.local import LocalExecutor
 from kernelwright.sandbox.verdict.report import report
 from tests.support.executors import QUICK, batch, judged
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 def by_run(works):
     async def search():
-        async with evaluating(ExecutorChoice(), QUICK) as evaluator:
+        async with evaluating(Where(), QUICK) as evaluator:
             found = [await evaluator.evaluate(work.problem, work.candidate) for work in works]
             assert await evaluator.screen(works[1].problem, [works[1].candidate]) == [None]
             for work in works:
@@ -42,5 +42,5 @@ def test_all_four_ways_give_the_same_verdicts():
     found, _ = asyncio.run(judged(LocalExecutor(QUICK, 2), works))
     assert [told(one.verdict) for one in found] == expected
     pairs = [(work.problem, work.candidate.source) for work in works]
-    reports = [result.report for result in judge_all(pairs, settings=QUICK)]
+    reports = [result.report for result in judge_many(pairs, settings=QUICK)]
     assert [(one["outcome"], one["stage"], (one["reason"] or "").partition(":")[0]) for one in reports] == expected

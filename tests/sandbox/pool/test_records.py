@@ -8,7 +8,7 @@ import pytest
 from kernelwright.evals.score import Batch, CandidateFile, Collected, UnjudgedSource, interleaved
 from kernelwright.evals.verdict_store import VerdictStore
 from kernelwright.problems import Problem
-from kernelwright.sandbox.pool.protocol import Answer, Conditions, ExecutorError
+from kernelwright.sandbox.pool.executor import Answer, Conditions, ExecutorError
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from tests.support.runs import failed, judgement, passed
 

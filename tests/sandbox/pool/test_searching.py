@@ -1,14 +1,13 @@
-"""The search's view of an executor, and what a run remembers of its choice."""
+"""The search's view of an executor."""
 
 import pytest
 
 from kernelwright.agent.scheduler import ExecutorEvaluator, evaluating
 from kernelwright.problems import Problem
-from kernelwright.sandbox.machine import processor_name
-from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.executor_choice import ExecutorChoice, executor_for, settled
-from kernelwright.sandbox.pool.protocol import Answer, ExecutorError
-from kernelwright.sandbox.pool.remote import JobSettings
+from kernelwright.sandbox.pool.client import JobSettings
+from kernelwright.sandbox.pool.dispatcher import Dispatcher
+from kernelwright.sandbox.pool.executor import Answer, JobError
+from kernelwright.sandbox.pool.judge_pool import Where
 from kernelwright.sandbox.storage import Store
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import Settings
@@ -52,14 +51,14 @@ def test_the_engine_gets_the_verdict_and_no_time_of_a_candidate_that_fails_a_che
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
-        ({"broken_problem": True}, BrokenProblem),
-        ({"broken_problem": False}, MachineError),
-        ({"broken_problem": True, "unsupported": True}, UnsupportedProblem),
+        ({"whole_problem": True}, BrokenProblem),
+        ({"whole_problem": False}, MachineError),
+        ({"whole_problem": True, "unsupported": True}, UnsupportedProblem),
     ],
 )
 def test_the_engine_hears_whether_the_problem_or_the_machine_is_at_fault(fault, error):
     with pytest.raises(error, match="what is wrong"):
-        evaluated(Answer(trouble="what is wrong", **fault))
+        evaluated(Answer(error=JobError(message="what is wrong", **fault)))
 
 
 class Noting(Saying):
@@ -68,7 +67,8 @@ class Noting(Saying):
     def __init__(self, broken=False):
         super().__init__(Times(), 1, 1)
         self.asked, self.released = [], []
-        self.answer = Answer(trouble="too large", broken_problem=True, unsupported=True) if broken else self.answer
+        if broken:
+            self.answer = Answer(error=JobError(message="too large", whole_problem=True, unsupported=True))
 
     async def run(self, stage, work, product, device):
         self.asked.append((stage, work))
@@ -140,19 +140,7 @@ def test_a_reference_that_can_not_be_measured_does_not_keep_candidates_from_bein
 
 @pytest.mark.slow
 async def test_the_workers_of_this_machine_measure_the_reference():
-    async with evaluating(ExecutorChoice(), QUICK) as evaluator:
+    async with evaluating(Where(), QUICK) as evaluator:
         verdict = await evaluator.measure(SUM)
     assert isinstance(verdict, Passed)
     assert (list(verdict.measurement.baselines_ms), verdict.evidence.effort) == (["eager"], "screen")
-
-
-def test_a_run_remembers_the_kind_of_device_that_it_began_on_unless_it_judges_in_its_own_process():
-    assert settled(ExecutorChoice(devices=1), Settings()).kind == processor_name()
-    assert settled(ExecutorChoice(), Settings()) == ExecutorChoice()
-
-
-def test_an_address_without_ray_and_more_devices_than_cores_are_mistakes():
-    with pytest.raises(ExecutorError, match="--executor ray"):
-        executor_for(ExecutorChoice(address="head:6379"), Settings())
-    with pytest.raises(ExecutorError, match="100000 devices"):
-        settled(ExecutorChoice(devices=100_000), Settings())

@@ -7,9 +7,8 @@ import threading
 import pytest
 
 from kernelwright.problems import catalog_names, load_problem
-from kernelwright.sandbox.service.application import PATHS
-from kernelwright.sandbox.service.http_limits import LARGEST_BODY_BYTES
-from kernelwright.sandbox.service.job_store import LONGEST_TEXT
+from kernelwright.sandbox.service.app import LARGEST_BODY_BYTES, PATHS
+from kernelwright.sandbox.service.requests import LONGEST_TEXT
 from tests.support.service import job, listening, until
 
 TOKEN = "a-token-of-the-test"
@@ -301,7 +300,7 @@ def test_a_source_that_can_not_be_parsed_in_time_costs_its_own_client_alone(tmp_
     with listening(tmp_path) as service:
         client, refused = service.client(), []
         heavy = "x = f'" + "{a}" * 80_000 + "'"  # takes time that grows with its square
-        monkeypatch.setattr("kernelwright.sandbox.service.text_process.ANSWER_S", 2.0)
+        monkeypatch.setattr("kernelwright.sandbox.service.requests.ANSWER_S", 2.0)
 
         def attacking():
             refused.append(client.ask("POST", "/v1/jobs", job(heavy)).status)
@@ -328,5 +327,5 @@ def test_a_parser_that_dies_costs_one_request_and_no_other(tmp_path):
         until(lambda: service.texts._process.asked)
         os.kill(service.texts._process.pid, signal.SIGKILL)
         asking.join()
-        assert refused[0].status == 422 and "can not be parsed" in refused[0].body["error"]
+        assert refused[0].status == 422 and "cannot be parsed" in refused[0].body["error"]
         assert client.ask("POST", "/v1/jobs", job(number=3)).status == 202

@@ -7,7 +7,7 @@ import tarfile
 import pytest
 
 from kernelwright.sandbox.build import BuildStore
-from kernelwright.sandbox.pool.ray.workers import is_kept, pack, unpack
+from kernelwright.sandbox.pool.ray import is_kept, pack, unpack
 from kernelwright.sandbox.storage import VARIABLE
 
 DIGEST = "a" * 64

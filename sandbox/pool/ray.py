@@ -1,13 +1,18 @@
-"""The executor of a Ray cluster: an actor for each device, build tasks on a resource of their own.
+"""The executor of a Ray cluster: an actor for each device, and build tasks with a resource of their own.
 
-Ray retries nothing: an actor's task that it ran again would be a second timing that nobody asked for. What a lost
-worker had begun is the `Dispatcher`'s to hand out again. Results come back to the driver alone; a build goes from its
+Ray retries nothing: if it ran an actor's task again, that would be a second timing that nobody asked for. The
+`Dispatcher` runs again what a lost worker had begun. Results come back to the driver alone. A build goes from its
 builder to a device through the object store, under its digest.
+
+No candidate's code runs in a process of the cluster, and nothing that a candidate made is unpickled: questions and
+answers are JSON, a build is bytes.
 """
 
 import asyncio
+import atexit
 import contextlib
 import importlib
+import io
 import json
 import logging
 import os
@@ -16,17 +21,19 @@ import shutil
 import socket
 import stat
 import sys
+import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import LibraryMissing
-from kernelwright.sandbox.pool.devices import given, own_cores
-from kernelwright.sandbox.pool.protocol import (
-    NEEDS,
+from kernelwright.sandbox.build import BUILD_BYTES, BUILD_FILES, BuildStore
+from kernelwright.sandbox.jail.zygote import become_a_judge, rest_between_loops
+from kernelwright.sandbox.machine import processor_name
+from kernelwright.sandbox.pool.executor import (
     Answer,
     Device,
     ExecutorError,
@@ -36,10 +43,19 @@ from kernelwright.sandbox.pool.protocol import (
     Question,
     Stage,
     Work,
+    device_at,
+    own_cores,
+    settings_on,
+    shared_cores,
+    split,
 )
 from kernelwright.sandbox.storage import cache_root
-from kernelwright.sandbox.verdict.judge_version import other_version
+from kernelwright.sandbox.verdict.judge_version import other_version, own_versions
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.workfolder import HeldFolder
+
+if TYPE_CHECKING:
+    from kernelwright.sandbox.pool.judges import Judges
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -47,8 +63,8 @@ KNOCKING_S = 10.0
 SESSIONS = "kwray-"
 LOOPBACK = "127.0.0.1"
 CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Whether a machine may be part of a cluster of several. Where it may, Ray listens on every address, whatever it is
-told; where it may not, on the loopback alone. Ray sets it by itself on two systems, and reads it on every one."""
+"""Whether a machine may be part of a cluster of several. Where it may, Ray listens on every address, whatever its
+options; where it may not, on the loopback alone. Ray sets it by itself on two systems, and reads it on every one."""
 
 
 def require_listener(address: str) -> None:
@@ -62,10 +78,10 @@ def require_listener(address: str) -> None:
 
 
 def own_token(environment: Mapping[str, str]) -> Path | None:
-    """The token of clusters that this user's programs make for themselves; made where there is none yet.
+    """Return the token of clusters that this user's programs start for themselves; make it where there is none yet.
 
-    One for all of them, since a process can show only the first one that it has read. Raises `ExecutorError` where the
-    user named a file that is no use.
+    It is one for all of them, since a process can use only the first one that it has read. Raises `ExecutorError` where
+    the user named an unusable file.
     """
     if environment.get(TOKEN) or environment.get(TOKEN_PATH):
         return found_token(environment, LOOPBACK)
@@ -78,7 +94,7 @@ def own_token(environment: Mapping[str, str]) -> Path | None:
 
 
 def make_token(path: Path) -> None:
-    """A new token in a file that only this user can read; nothing where another process was quicker."""
+    """Write a new token that only this user can read; do nothing where another process was faster."""
     whole = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     fd = os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "w", encoding="ascii") as file:
@@ -89,7 +105,7 @@ def make_token(path: Path) -> None:
 
 
 def found_token(environment: Mapping[str, str], address: str) -> Path | None:
-    """The file with the token of a cluster that runs already; None where the environment holds the token itself.
+    """Return the file with the token of a running cluster; None where the environment holds the token itself.
 
     Raises `ExecutorError` where there is none, or others could read it.
     """
@@ -110,7 +126,7 @@ def found_token(environment: Mapping[str, str], address: str) -> Path | None:
 
 
 def checked_address(address: str) -> str:
-    """HOST:PORT of a cluster's head. Raises `ExecutorError` for anything else."""
+    """Return HOST:PORT of a cluster's head. Raises `ExecutorError` for anything else."""
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdigit():
         raise ExecutorError(f"--address is {address!r}; give HOST:PORT of the cluster's head, such as 10.0.0.5:6379")
@@ -118,7 +134,7 @@ def checked_address(address: str) -> str:
 
 
 def wants_token(environment: Mapping[str, str]) -> bool:
-    """Whether Ray has to ask for a token: unless the user turned that off by name."""
+    """Return whether Ray has to ask for a token: always, unless the user turned that off by name."""
     return environment.get(MODE, "token") == "token"
 
 
@@ -134,40 +150,153 @@ def require_token(environment: MutableMapping[str, str], token: Path | None) -> 
         environment[TOKEN_PATH] = str(token)
 
 
-def stay_on_this_machine(environment: MutableMapping[str, str]) -> None:
-    """Have Ray listen on the loopback alone. It reads this once, when it is imported."""
-    environment[CLUSTERS] = "0"
-
-
 def session_folder() -> Path:
-    """A new private folder for a cluster's sessions; what drivers left that were killed is removed.
+    """Make a private folder for a cluster's sessions; remove those of drivers that were killed.
 
     Its path is short, for Ray makes sockets deep in it.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{SESSIONS}[0-9]*-*"):
         pid = left.name.removeprefix(SESSIONS).partition("-")[0]
-        with contextlib.suppress(FileNotFoundError):  # another driver was quicker
+        with contextlib.suppress(FileNotFoundError):  # another driver was faster
             if left.stat().st_uid == os.getuid() and not Path(f"/proc/{pid}").exists():
                 shutil.rmtree(left, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{SESSIONS}{os.getpid()}-"))
 
 
+ROOM_BYTES = 2**20
+"""Bytes that an archive may add to its files."""
 BUILD = "build"
 """The resource that build pools offer: `ray start --resources '{"build": 8}'`."""
 BUILDS = "builds"
-"""The threads of a supervisor that build, where what is built runs on its device."""
+"""The threads of a device's worker that build, where the build needs its device."""
 OBJECT_STORE_BYTES = 200_000_000
 """For a cluster of this machine alone; a build takes a few megabytes of it until it is judged."""
 START_S = 180.0
 ENDING_S = 20.0
 
 
+def judges_on(settings: Settings) -> "Judges":
+    """Make this process a judge, before torch is imported; return what judges in it."""
+    become_a_judge(settings.threads)
+    from kernelwright.sandbox.pool.judges import Judges
+
+    return Judges(settings)
+
+
+class DeviceWorker:
+    """The worker of one device of a Ray cluster: an actor, which answers one question after the other."""
+
+    def __init__(self, chosen: str, counts: dict[str, int], kinds: list[str]) -> None:
+        """`chosen`: settings as JSON; `counts`: devices by node; `kinds`: declared ones by ordinal, or none."""
+        rest_between_loops()  # a GPU's name is asked of torch
+        context, settings = importlib.import_module("ray").get_runtime_context(), Settings.model_validate_json(chosen)
+        node, ids = context.get_node_id(), context.get_accelerator_ids().get("GPU", [])
+        ordinal = int(ids[0]) if ids and ids[0].isdigit() else 0
+        count = counts.get(node, 1)
+        cores = (shared_cores if settings.gpu else split)(own_cores(), count)[ordinal]
+        if kinds:
+            kind = kinds[ordinal % len(kinds)]
+        elif settings.gpu:
+            import torch
+
+            kind = str(torch.cuda.get_device_name(0))
+        else:
+            kind = processor_name()
+        self.device = device_at(ordinal, kind, settings, cores, node[:12])
+        if settings.gpu or count > 1:
+            os.sched_setaffinity(0, cores)
+        self._judges = judges_on(settings_on(settings, cores))
+
+    def describe(self) -> tuple[str, str]:
+        """Return the device and its versions as JSON, and the full name of its node."""
+        found = own_versions() | {"device": self.device.model_dump(mode="json")}
+        return json.dumps(found), importlib.import_module("ray").get_runtime_context().get_node_id()
+
+    def answer(self, question: str, digest: str, packed: list[Any]) -> str | None:
+        """Return the answer as JSON; None where the build is not available. `packed` is a reference to its bytes."""
+        if packed and not is_kept(digest):
+            ray = importlib.import_module("ray")
+            try:
+                bytes_ = ray.get(packed[0])
+            except ray.exceptions.RayError:
+                return None
+            if bytes_ is not None:
+                unpack(digest, bytes_)
+        return self._judges.answer(Question.model_validate_json(question)).model_dump_json(exclude_none=True)
+
+    def build(self, question: str) -> tuple[str, bytes | None]:
+        return _built(self._judges, question)
+
+    def close(self) -> None:
+        self._judges.close()
+
+
+_builders: dict[str, "Judges"] = {}
+"""The builder of this process by its settings; Ray has processes run one build after the other."""
+
+
+def build(chosen: str, question: str) -> tuple[str, bytes | None]:
+    """Build on Ray; return the answer, and the build where there is one."""
+    if chosen not in _builders:
+        _builders[chosen] = judges_on(settings_on(Settings.model_validate_json(chosen), own_cores()))
+        atexit.register(_builders[chosen].close)
+    return _built(_builders[chosen], question)
+
+
+def _built(judges: "Judges", question: str) -> tuple[str, bytes | None]:
+    answer = judges.answer(Question.model_validate_json(question))
+    packed = pack(answer.product) if answer.product else None
+    return answer.model_dump_json(exclude_none=True), packed
+
+
+def pack(digest: str) -> bytes | None:
+    """Return the build of that digest in this machine's store; None where it is not there, or not as it was kept."""
+    with HeldFolder("parcel") as folder:
+        if not BuildStore().restore(digest, folder):
+            return None
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
+            archive.add(folder, arcname=".", recursive=True)
+        return packed.getvalue()
+
+
+def unpack(digest: str, packed: bytes) -> bool:
+    """Keep a packed build in this machine's store, unless it is there; return whether it is there now.
+
+    The bytes come from a machine that judges for us, and their content is a candidate's: only plain files below the
+    archive's own root are taken, and no more than the store would keep.
+    """
+    with HeldFolder("parcel") as folder:
+        try:
+            _extract(packed, folder)
+        except (tarfile.TarError, OSError, EOFError):
+            return False
+        return BuildStore().keep(digest, folder)
+
+
+def _extract(packed: bytes, folder: Path) -> None:
+    left = BUILD_BYTES + ROOM_BYTES
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+        for number, member in enumerate(archive):
+            left -= member.size
+            if left < 0 or number > 2 * BUILD_FILES:
+                raise tarfile.TarError("larger than any build that is kept")
+            if not (member.isreg() or member.isdir()):
+                raise tarfile.TarError("something else than files and folders")
+            archive.extract(member, folder, filter="data")
+
+
+def is_kept(digest: str) -> bool:
+    return bool(digest) and BuildStore().use(digest) is not None
+
+
 class RayExecutor:
     def __init__(
         self, settings: Settings, address: str | None, builders: int | None, devices: int | Sequence[str] | None = None
     ) -> None:
-        """`devices`: for a cluster of this machine alone, how many to declare, or their kinds; else it says itself."""
+        """`devices`: for a cluster of this machine alone, how many to declare, or their kinds."""
         self._settings, self._address = settings, address and checked_address(address)
+        self._chosen = settings.model_dump_json(exclude_unset=True)
         self._declared = [] if devices is None or isinstance(devices, int) else list(devices)
         self._count = devices if devices is None or isinstance(devices, int) else len(devices)
         self._asked_builders = builders
@@ -184,22 +313,22 @@ class RayExecutor:
         self._counts: dict[str, int] = {}
 
     async def open(self) -> tuple[Device, ...]:
-        """The devices that are free now, each with its actor. Raises `ExecutorError`."""
+        """Return the devices that are free now, each with its actor. Raises `ExecutorError`."""
         self._ray = self._connect()  # in the main thread, where Ray can have its signal handlers
         resources = self._ray.cluster_resources()
         if self._address is not None:
             offered = int(resources.get(BUILD, resources.get("CPU", 1)))
             self.builders = min(self._asked_builders or offered, offered)
-        self._build = self._ray.remote(_workers().build).options(
-            num_returns=2, max_retries=0, **self._builders_share(resources)
-        )
+        # A build needs a place in a build pool; a core, where no node offers such places.
+        share = {"num_cpus": 0, "resources": {BUILD: 1}} if BUILD in resources else {"num_cpus": 1}
+        self._build = self._ray.remote(build).options(num_returns=2, max_retries=0, **share)
         places = self._device_places()
         self._builds_a_device = -(-self.builders // max(1, len(places)))
         started = [(self._start(place), place) for place in places]
         devices = await asyncio.gather(*(self._described(actor, place) for actor, place in started))
         found = tuple(device for device in devices if device is not None)
         if not found:
-            raise ExecutorError("no device of the Ray cluster could be had; see `ray status` for what is free")
+            raise ExecutorError("no device of the Ray cluster is available; see `ray status` for what is free")
         return found
 
     def _connect(self) -> Any:
@@ -209,7 +338,7 @@ class RayExecutor:
             token = own_token(os.environ) if self._address is None else found_token(os.environ, self._address)
             require_token(os.environ, token)
         if self._address is None:
-            stay_on_this_machine(os.environ)
+            os.environ[CLUSTERS] = "0"  # read once, when Ray is imported
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             ray: Any = importlib.import_module("ray")
@@ -238,19 +367,14 @@ class RayExecutor:
             "_node_ip_address": LOOPBACK,
         }
 
-    def _builders_share(self, resources: dict[str, float]) -> dict[str, Any]:
-        """A build takes a place in a build pool; a core, where no node offers such places."""
-        share = NEEDS["build"].build
-        return {"num_cpus": 0, "resources": {BUILD: share}} if BUILD in resources else {"num_cpus": share}
-
     def _device_places(self) -> list[dict[str, Any]]:
-        """What to ask of Ray for each device: a GPU; where there is none and none is needed, a whole node."""
+        """Return what to ask of Ray for each device: a GPU; where there is none and none is needed, a complete node."""
         ray = self._ray
         free = int(ray.available_resources().get("GPU", 0))
         nodes = [node for node in ray.nodes() if node["Alive"]]
         self._counts = {node["NodeID"]: max(1, int(node["Resources"].get("GPU", 0))) for node in nodes}
         if free or self._settings.gpu:
-            return [{"num_gpus": NEEDS["time"].device, "num_cpus": 0}] * free
+            return [{"num_gpus": 1, "num_cpus": 0}] * free
         return [{"num_cpus": 0} | self._on_node(node["NodeID"]) for node in nodes]
 
     def _on_node(self, node: str) -> dict[str, Any]:
@@ -259,11 +383,11 @@ class RayExecutor:
 
     def _start(self, place: dict[str, Any]) -> Any:
         groups = {"concurrency_groups": {BUILDS: self._builds_a_device}} if self._settings.gpu else {}
-        kind = self._ray.remote(max_restarts=0, max_task_retries=0, **groups, **place)(_workers().DeviceWorker)
-        return kind.remote(given(self._settings), self._counts, self._declared)
+        kind = self._ray.remote(max_restarts=0, max_task_retries=0, **groups, **place)(DeviceWorker)
+        return kind.remote(self._chosen, self._counts, self._declared)
 
     async def _described(self, actor: Any, place: dict[str, Any]) -> Device | None:
-        """The actor's device; None, and no actor, where it does not come up."""
+        """Return the actor's device; None, and no actor, where it does not start."""
         try:
             said, node = await asyncio.wait_for(actor.describe.remote(), START_S)
         except (TimeoutError, self._ray.exceptions.RayError):
@@ -280,14 +404,14 @@ class RayExecutor:
     async def build(self, work: Work) -> Answer | Product:
         question = Question(stage="build", work=work).model_dump_json()
         if not self._settings.gpu:
-            said, packed = self._build.remote(given(self._settings), question)
+            said, packed = self._build.remote(self._chosen, question)
             answer = Answer.model_validate_json(await self._heard(said))
         else:
             answer, packed = await self._build_beside(question)
         return answer if answer.product is None else Product(answer.product, packed)
 
     async def _build_beside(self, question: str) -> tuple[Answer, Any]:
-        """Build in the supervisor that has the fewest builds: the judge needs the device's references for one."""
+        """Build in the device's worker that has the fewest builds: a build needs the device's references."""
         name = min(self._actors, key=lambda name: self._building[name])
         actor = self._actors[name]
         self._building[name] += 1
@@ -323,11 +447,11 @@ class RayExecutor:
             raise Lost(f"Ray says: {_line(error)}") from None
 
     async def revive(self, device: Device) -> bool:
-        """A new actor on the same node; False where that does not come up, or has another kind of device."""
+        """Start a new actor on the same node; return False where it fails, or has another kind of device."""
         return await self._replace(device.name, self._lost.pop(device.name))
 
     async def _replace(self, name: str, lost: Any) -> bool:
-        """Once for each actor that was lost, whoever meets it first."""
+        """Replace an actor that was lost, once, whichever call meets it first."""
         async with self._replacing:
             if self._actors.get(name) is not lost:
                 return name in self._actors
@@ -344,7 +468,7 @@ class RayExecutor:
         return str(self._ray.get_runtime_context().gcs_address)
 
     def release(self, problem: Problem) -> None:
-        """Nothing: workers end what they have not used for longest."""
+        """Do nothing: workers end what they have not used for longest."""
 
     async def close(self) -> None:
         if self._ray is not None:
@@ -356,10 +480,6 @@ class RayExecutor:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _workers() -> Any:
-    return importlib.import_module("kernelwright.sandbox.pool.ray.workers")
-
-
 def _line(error: BaseException) -> str:
-    """The first line of an error's text, which may be a page."""
+    """Return the first line of an error's text, which may be a page."""
     return (str(error).strip() or type(error).__name__).partition("\n")[0]

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from kernelwright.sandbox.pool.protocol import ExecutorError
-from kernelwright.sandbox.pool.ray.executor import (
+from kernelwright.sandbox.pool.executor import ExecutorError
+from kernelwright.sandbox.pool.ray import (
     MODE,
     TOKEN_PATH,
     checked_address,

@@ -8,21 +8,21 @@ import sys
 
 import pytest
 
-from kernelwright import Judging
+from kernelwright import JudgePool
 from kernelwright.agent.scheduler import ExecutorEvaluator
 from kernelwright.evals.score import Batch, CandidateFile, Collected
 from kernelwright.evals.verdict_store import VerdictStore
 from kernelwright.sandbox.locks import processor_path
-from kernelwright.sandbox.pool import local
-from kernelwright.sandbox.pool.devices import WorkerOptions
-from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.judges import Worker
-from kernelwright.sandbox.pool.local import HALF_LOOKS, LOOK_S, Ended, LineProcess, LocalExecutor
-from kernelwright.sandbox.pool.protocol import Answer, Lost, Question, Unjudged
-from kernelwright.sandbox.pool.rewarding import JudgingError
-from kernelwright.sandbox.pool.serving import Serving
+from kernelwright.sandbox.pool import executor
+from kernelwright.sandbox.pool.dispatcher import Dispatcher
+from kernelwright.sandbox.pool.executor import Answer, LocalExecutor, Lost, Question, Unjudged, WorkerProcess
+from kernelwright.sandbox.pool.judge_pool import JudgingError
+from kernelwright.sandbox.pool.judges import Judges
+from kernelwright.sandbox.pool.lines import HALF_LOOKS, LOOK_S, Ended, LineProcess, LineServer
+from kernelwright.sandbox.pool.worker import reply_of
 from kernelwright.sandbox.verdict.errors import MachineError
-from tests.sandbox.pool.workers.faulty import FAULTS
+from kernelwright.sandbox.verdict.settings import Settings
+from tests.sandbox.pool.faulty import FAULTS
 from tests.support.executors import QUICK, SUM, declared, judged, right
 from tests.support.simulated import VERDICT
 
@@ -45,7 +45,7 @@ def faulty(monkeypatch, tmp_path):
         folder.mkdir()
         monkeypatch.setenv("KERNELWRIGHT_FAULT", f"{name}:{count}:{folder}")
         monkeypatch.setenv("KERNELWRIGHT_ANSWER", Answer(verdict=VERDICT).model_dump_json(exclude_none=True))
-        monkeypatch.setattr(local, "SERVING", "tests.sandbox.pool.workers.faulty")
+        monkeypatch.setattr(executor, "WORKER", "tests.sandbox.pool.faulty")
 
     return prepare
 
@@ -62,7 +62,7 @@ def test_whoever_waits_for_a_process_that_breaks_off_is_told_and_it_is_gone(faul
     faulty(name, 1)
 
     async def go():
-        asked = await LineProcess.start("tests.sandbox.pool.workers.faulty", "1", "{}")
+        asked = await LineProcess.start("tests.sandbox.pool.faulty", "1", "{}")
         with pytest.raises(Ended):
             await asked.ask({"question": LARGE if name == "ended_with_its_input_full" else "?"})
         assert asked.has_ended and asked.asked == 0
@@ -78,7 +78,7 @@ def test_it_is_told_within_a_second_of_half_a_line(faulty):
     faulty("half_a_line", 1)
 
     async def go():
-        asked = await LineProcess.start("tests.sandbox.pool.workers.faulty", "1", "{}")
+        asked = await LineProcess.start("tests.sandbox.pool.faulty", "1", "{}")
         waiting = asyncio.create_task(asked.ask({"question": "?"}))
         while not asked._half:
             await asyncio.sleep(0.01)
@@ -97,8 +97,7 @@ def test_it_is_told_within_a_second_of_half_a_line(faulty):
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_a_worker_broke_off_is_handed_out_again(faulty, name):
     faulty(name, 1)
-    executor = LocalExecutor(QUICK, 1, declared(("fake",), CORES))
-    found, tally = within_reason(judged(executor, [right(1), right(2)]))
+    found, tally = within_reason(judged(LocalExecutor(QUICK, 1, declared(("fake",), CORES)), [right(1), right(2)]))
     assert [one.verdict for one in found] == [VERDICT] * 2
     assert sum(tally.lost.values()) >= 1
 
@@ -121,8 +120,8 @@ def test_an_answer_that_is_none_loses_its_worker(faulty):
     faulty("an_answer_that_is_none", 1)
 
     async def go():
-        worker = local.WorkerProcess(WorkerOptions(chosen={}), 1)
-        with pytest.raises(Lost, match="what is no answer"):
+        worker = WorkerProcess(Settings(), 1)
+        with pytest.raises(Lost, match="not an answer"):
             await worker.ask(Question(stage="time", work=right(1)))
         answer = await worker.ask(Question(stage="time", work=right(1)))
         await worker.close()
@@ -136,7 +135,7 @@ def test_judging_tells_and_goes_on(faulty, name):
     faulty(name, 1)
 
     async def go():
-        async with Judging(in_flight=2) as judging:
+        async with JudgePool(concurrency=2) as judging:
             with pytest.raises(JudgingError, match="has ended"):
                 await judging.judge(SUM, "class ModelNew: pass")
             return await judging.judge(SUM, "class ModelNew: pass")
@@ -154,8 +153,8 @@ def test_a_batch_has_a_line_for_each_file_though_workers_break_off(faulty, name,
         files.append(CandidateFile("cumsum", path.name, path))
     done = []
     with VerdictStore(tmp_path / "scores.db") as store:
-        executor = LocalExecutor(QUICK, 1, declared(("fake",), CORES))
-        Batch(store, done.append).run(Collected({"cumsum": SUM}, {}), files, executor, None)
+        used = LocalExecutor(QUICK, 1, declared(("fake",), CORES))
+        Batch(store, done.append).run(Collected({"cumsum": SUM}, {}), files, used, None)
     assert sorted(one.file.name for one in done) == ["0.py", "1.py", "2.py"]
     assert all(one.measured for one in done)
 
@@ -172,17 +171,16 @@ class Failing:
 )
 def test_a_question_that_can_not_be_answered_is_answered(question):
     out = io.StringIO()
-    serving = Serving(1, Failing(), out)
-    serving.take({"id": 3, "question": question})
-    serving._pool.shutdown(wait=True)
+    server = LineServer(lambda message: reply_of(Failing(), message), 1, out)
+    server.take({"id": 3, "question": question})
+    server._pool.shutdown(wait=True)
     said = Answer.model_validate_json(out.getvalue().partition('"answer": ')[2].rstrip()[:-1])
-    assert '"id": 3' in out.getvalue() and "please report it" in said.trouble
+    assert '"id": 3' in out.getvalue() and "please report it" in said.error.message
 
 
 @pytest.mark.slow
 def test_a_worker_whose_driver_is_killed_while_it_writes_ends_in_order():
-    order = WorkerOptions(chosen={"jail": "auto"}).model_dump_json()
-    words = [sys.executable, "-m", "kernelwright.sandbox.pool.serving", "1", order]
+    words = [sys.executable, "-m", "kernelwright.sandbox.pool.worker", "1", "{}"]
     done = subprocess.run(words, input=b'{"id": 0, "quest', capture_output=True, timeout=HANG_S, check=False)
     assert (done.returncode, done.stdout) == (0, b""), done.stderr.decode()
     assert b"Traceback" not in done.stderr
@@ -191,6 +189,6 @@ def test_a_worker_whose_driver_is_killed_while_it_writes_ends_in_order():
 def test_a_lock_that_can_not_be_taken_is_told_and_waited_for_by_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     processor_path().mkdir()
-    worker = Worker(WorkerOptions(chosen={}))
-    answer = worker.answer(Question(stage="time", work=right()))
-    assert answer.machine_lacks and "(Is a directory)" in answer.trouble
+    with Judges(Settings()) as judges:
+        answer = judges.answer(Question(stage="time", work=right()))
+    assert answer.error.machine_lacks and "(Is a directory)" in answer.error.message

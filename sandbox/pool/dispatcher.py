@@ -1,8 +1,8 @@
-"""The `Dispatcher`: which stage runs where, and when. The same for every executor, real or simulated.
+"""The `Dispatcher`: which stage runs where, and when. It is the same for every executor, real or simulated.
 
-Builds are first come, first served, and stop where devices can not keep up. A device that is free prefers problems
-whose reference processes it has, since starting those takes as long as timing a candidate; but nothing waits for ever.
-What a lost worker had begun is handed out again, and nothing else is.
+Builds are first come, first served, and pause where devices cannot keep up. A free device prefers problems whose
+reference processes it has, since starting those takes as long as timing a candidate; but nothing waits for ever. Only
+the stage that a lost worker had begun is run again.
 """
 
 import asyncio
@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, Protocol
 
-from kernelwright.sandbox.pool.protocol import (
+from kernelwright.sandbox.pool.executor import (
     Answer,
     Device,
     Executor,
     ExecutorError,
+    JobError,
     Lost,
     Product,
     ProductGone,
@@ -31,9 +32,9 @@ from kernelwright.sandbox.verdict.verdicts import Verdict
 KEPT = 4
 """Problems whose reference children a worker keeps; the one that was asked for longest ago is ended first."""
 LOOK = 64
-"""Problems that are looked at for one decision, those that began to wait first; so thousands cost no more."""
+"""Problems considered for one decision, the longest waiting first, so that thousands cost no more."""
 PATIENCE_S = 120.0
-"""What has waited longer goes first, on whichever device."""
+"""Work that has waited longer goes first, on any device."""
 
 
 class WaitingWork(Protocol):
@@ -42,15 +43,15 @@ class WaitingWork(Protocol):
 
 
 class Warmth:
-    """What is known of the reference processes that each device's worker keeps: it keeps the last few problems'."""
+    """Known reference processes of each device's worker, which keeps those of the last few problems."""
 
     def __init__(self) -> None:
         self._kept: dict[str, OrderedDict[str, None]] = {}
         self._holders: dict[str, dict[str, None]] = {}
-        """The devices that have a problem, in the order in which they took it up."""
+        """The devices that have a problem, in the order in which they began it."""
 
     def use(self, device: str, problem: str) -> bool:
-        """The device takes up a problem; whether it has its references already."""
+        """Note that the device begins a problem; return whether it has its references already."""
         kept = self._kept.setdefault(device, OrderedDict())
         warm = problem in kept
         kept[problem] = None
@@ -70,11 +71,11 @@ class Warmth:
             del self._holders[problem]
 
     def device_for(self, problem: str, idle: Mapping[str, object]) -> str:
-        """Of several idle devices one that has the problem, or the one that has been idle for longest."""
+        """Return an idle device that has the problem, or the one that has been idle for longest."""
         return next((device for device in self._holders.get(problem, ()) if device in idle), next(iter(idle)))
 
     def problem_for(self, device: str, waiting: Mapping[str, Sequence[WaitingWork]], now: float) -> str:
-        """What a device should take: what has waited too long, then what is warm here, then what fewest devices have.
+        """Return what a device should take: what waited too long, else what is warm here, else what few devices have.
 
         `waiting` holds problems in the order in which they began to wait.
         """
@@ -89,15 +90,15 @@ class Warmth:
 
 
 TRIES = 3
-"""Workers that one piece of work may lose before it is given up: it may be what ends them."""
+"""Workers that one piece of work may lose before it is given up: it may be the cause."""
 Step = Literal["building", "built", "judging", "lost"]
 AHEAD = 4
-"""Finished builds that may wait, for each device and for each builder; more would only fill the disk."""
+"""Finished builds that may wait, for each device and each builder; more would only fill the disk."""
 
 
 @dataclass
 class Tally:
-    """What was done, by stage."""
+    """Counts of stages, by name."""
 
     begun: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
@@ -108,7 +109,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class DeviceVerdict:
-    """A verdict, and the device that it belongs to; None where it was reached without one."""
+    """A verdict, and the device that it was reached on; None where it needed none."""
 
     verdict: Verdict
     device: Device | None
@@ -126,13 +127,13 @@ class _Job:
     product: Product = field(default_factory=lambda: Product(""))
     lost: int = 0
 
-    def tell(self, step: Step) -> None:
+    def report(self, step: Step) -> None:
         if self.on_step is not None and not self.future.done():
             self.on_step(step)
 
 
 class Dispatcher:
-    """Judges on an executor; many at once. Use it as an asynchronous context."""
+    """Judges many candidates at a time on an executor. Use it as an asynchronous context."""
 
     def __init__(self, executor: Executor, kind: str | None = None, remembers_broken: bool = True) -> None:
         """`remembers_broken`: whether a problem that could not be judged once is not tried again."""
@@ -153,7 +154,7 @@ class Dispatcher:
         self._broken: dict[str, Unjudged] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[_Job] = set()
-        """Those that somebody waits for."""
+        """Those that a caller waits for."""
 
     async def __aenter__(self) -> "Dispatcher":
         try:
@@ -168,7 +169,7 @@ class Dispatcher:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for job in self._open:  # what was cancelled here has not told its end
+        for job in self._open:  # what was cancelled here has no result
             _fail(job, ExecutorError("the devices were closed before this was judged; judge it again"))
         await self.executor.close()
 
@@ -181,8 +182,8 @@ class Dispatcher:
     ) -> DeviceVerdict:
         """Build, and then check or time. Raises `Unjudged`, and `ExecutorError` once no device is left.
 
-        `settles`: whether a problem that can not be judged with this candidate is refused to all that come later.
-        Whoever is cancelled while it waits for this takes the work back; a stage that has begun comes to its end.
+        `settles`: whether a problem that cannot be judged with this candidate is refused for later ones too. Cancelling
+        the call takes the work back; a stage that has begun is completed.
         """
         job = _Job(work, stage, asyncio.get_running_loop().create_future(), on_step, settles)
         self._to_build.append(job)
@@ -213,9 +214,10 @@ class Dispatcher:
 
     @property
     def _may_build(self) -> bool:
-        """Whether a build would disturb nothing. Where builds and timing take turns, one of building begins when
-        nothing waits to be timed and goes on while there is room: at the end of each turn cores stand idle, and what
-        the compiler reads is no longer in memory when the next begins.
+        """Whether a build would disturb no timing.
+
+        Where the two alternate, builds begin when nothing waits to be timed and go on while their results fit: at each
+        change cores are idle, and the compiler's files have left the memory when the next builds begin.
         """
         if not self.executor.takes_turns:
             return True
@@ -237,19 +239,19 @@ class Dispatcher:
 
     async def _build(self, job: _Job) -> None:
         self.tally.begun["build"] += 1
-        job.tell("building")
+        job.report("building")
         try:
             made = await self.executor.build(job.work)
             self.tally.ended["build"] += 1
             if isinstance(made, Product):
                 job.product = made
-                job.tell("built")
+                job.report("built")
                 self._queue(job)
             else:
                 self._finish(job, made, None)
         except Lost as error:
             self._lose(job, "build", error)
-        except Exception as error:  # ours or the executor's: whoever waits hears of it
+        except Exception as error:  # ours or the executor's: the caller gets it
             _fail(job, error)
         finally:
             self._building -= 1
@@ -259,7 +261,7 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         start = loop.time()
         self.tally.begun[job.stage] += 1
-        job.tell("judging")
+        job.report("judging")
         self._warmth.use(device.name, job.work.problem.digest)
         try:
             answer = await self.executor.run(job.stage, job.work, job.product, device)
@@ -296,19 +298,19 @@ class Dispatcher:
             if not job.future.done():
                 job.future.set_result(DeviceVerdict(answer.verdict, device))
             return
-        why = answer.trouble or "the worker gave no reason"
-        error = Unjudged(why, answer.broken_problem, answer.machine_lacks, answer.unsupported)
+        error = answer.error or JobError(message="the worker gave no reason")
         if error.whole_problem and job.settles and self._remembers_broken:
-            self._broken[job.work.problem.digest] = error
-        _fail(job, error)
+            self._broken[job.work.problem.digest] = Unjudged(error)
+        _fail(job, Unjudged(error))
 
     def _lose(self, job: _Job, stage: Stage, error: Lost) -> None:
-        """Hand the job out again, before all others: first to a build pool, for the product may be lost too."""
+        """Run the job again, before all others: from its build on where the product may be lost too."""
         self.tally.lost[stage] += 1
-        job.tell("lost")
+        job.report("lost")
         job.lost += 1
         if job.lost >= TRIES:
-            _fail(job, Unjudged(f"{job.lost} workers were lost while it was judged (the last: {error})"))
+            why = f"{job.lost} workers were lost while it was judged (the last: {error})"
+            _fail(job, Unjudged(JobError(message=why)))
         elif stage == "build" or isinstance(error, ProductGone):
             self._to_build.appendleft(job)
         else:
@@ -321,7 +323,7 @@ class Dispatcher:
         self._waiting += 1
 
     def _next(self) -> tuple[_Job, Device] | None:
-        """The next job and its device: where devices are scarce one of them chooses, else the work does."""
+        """Return the next job and its device: where devices are scarce one of them chooses, else the work does."""
         while self._ready:
             if len(self._idle) > len(self._ready):
                 digest = next(iter(self._ready))

@@ -1,14 +1,12 @@
-"""The executor of a running service, and a client of `kernelwright serve`: it sends a job once, and waits for its end.
+"""A client of `kernelwright serve`, which sends a job once and waits for its end; and the executor of a service.
 
-Plain HTTP/1.0 over a Unix socket or TCP, one connection a request: whoever is cancelled lets its connection go, and
-nothing else is left behind.
+Each request has a connection of its own: a caller that is cancelled closes it, and leaves nothing else behind.
 """
 
 import asyncio
 import json
 import os
 import secrets
-import ssl
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +17,7 @@ from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record
-from kernelwright.sandbox.pool.protocol import Answer, Device, ExecutorError, Product, Stage, Work
+from kernelwright.sandbox.pool.executor import Answer, Device, ExecutorError, JobError, Product, Stage, Work
 from kernelwright.sandbox.storage import cache_root
 from kernelwright.sandbox.verdict.judge_version import other_version
 from kernelwright.sandbox.verdict.settings import (
@@ -33,11 +31,11 @@ from kernelwright.sandbox.verdict.settings import (
 from kernelwright.sandbox.verdict.verdicts import Verdict
 
 SERVICE_S_OWN = frozenset({"device", "cores"})
-"""What is said in another way, or follows from the device."""
+"""Settings that a job gives in another way, or that follow from the device."""
 
 
 class JobSettings(Record):
-    """How much a verdict may cost, and what is measured beside it. All else is the service's own."""
+    """Settings of a job: the effort of its verdict, and further measurements. All others are the service's own."""
 
     min_pairs: int | None = Field(default=None, ge=4, le=600)
     max_pairs: int | None = Field(default=None, ge=4, le=600)
@@ -55,7 +53,7 @@ class JobSettings(Record):
 
 
 def chosen_for_jobs(settings: Settings) -> dict[str, JsonValue]:
-    """What was chosen of the settings, to be sent. Raises `ExecutorError` for what is the service's to choose."""
+    """Return the chosen settings, to be sent. Raises `ExecutorError` for those that are the service's to choose."""
     usual = Settings().model_dump(mode="json")
     chosen = settings.model_dump(mode="json", exclude_unset=True)
     wanted = {name: value for name, value in chosen.items() if name not in SERVICE_S_OWN and value != usual[name]}
@@ -66,27 +64,27 @@ def chosen_for_jobs(settings: Settings) -> dict[str, JsonValue]:
 
 SERVER, TOKEN = "KERNELWRIGHT_SERVER", "KERNELWRIGHT_TOKEN"
 WAIT_S = 60
-"""So long the service may hold an answer back for a job's end."""
+"""The service may delay an answer for so long to wait for a job's end."""
 SLACK_S = 30.0
 PATIENCE_S = 120.0
-"""A service that has answered once is asked again for so long: it may just be started again."""
+"""A service that has answered once is asked again for so long: it may be restarting."""
 SILENCE_S = 2.0
-"""Who waits for a service that is gone is told so after this."""
+"""A line on standard error says that the service is gone after this."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 AGAIN_S = 1.0
 PARTING_S = 5.0
-"""Whoever is cancelled while it sends a job waits at most so long for the answer: the job's id is in it."""
+"""A caller that is cancelled while it sends a job waits at most so long for the answer, which has the job's id."""
 ENDED = frozenset({"done", "cancelled"})
 BUSY = frozenset({429, 503})
 GATEWAY = frozenset({502, 504})
-"""What a proxy answers in the place of a service that is gone."""
+"""Answers of a proxy in place of a service that is gone."""
 LATE = 408
 JOB, FACTS = frozenset({"id", "state"}), frozenset({"devices", "room"})
-"""What is in every answer of a service that has one to give."""
+"""Keys of every answer of a service that is not a refusal."""
 
 
 class RefusedJob(Exception):
-    """The service will not judge this, and says why in a sentence."""
+    """The service will not judge this; the message says why in a sentence."""
 
 
 class ServiceAnswer(NamedTuple):
@@ -107,55 +105,52 @@ class ServiceAddress(NamedTuple):
     """`unix:PATH`, `unix:` for the usual one, or `http://HOST:PORT`."""
 
     socket: str | None
-    host: str
-    port: int
-    secure: bool
+    url: str
 
     @classmethod
     def of(cls, server: str) -> "ServiceAddress":
-        """Raises `ExecutorError` for what is none."""
+        """Raises `ExecutorError` for anything else."""
         if server.startswith("unix:"):
-            return cls(server.removeprefix("unix:") or str(default_socket()), "localhost", 0, False)
+            return cls(server.removeprefix("unix:") or str(default_socket()), "http://localhost")
         with suppress(ValueError):
             parts = urlsplit(server)
-            if parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/"):
-                secure = parts.scheme == "https"
-                return cls(None, parts.hostname, parts.port or (443 if secure else 80), secure)
+            if parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/") and parts.port != 0:
+                return cls(None, f"{parts.scheme}://{parts.netloc}")
         raise ExecutorError(f"--server is {server!r}; give unix:PATH or http://HOST:PORT")
 
 
 def default_socket() -> Path:
-    """Where a service of this user listens, and its clients look for it."""
+    """Return where a service of this user listens, and its clients look for it."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return (Path(runtime) / "kernelwright" if runtime else cache_root() / "service") / "socket"
 
 
 def job_request(problem: Problem, source: str, asks: dict[str, JsonValue], device: str | None) -> dict[str, Any]:
-    """A job; without a device it is judged where the source asks for. What of a source is no text can not be sent."""
+    """Return a job; without a device its source decides where it is judged. Surrogates are replaced."""
     record, text = problem.model_dump(mode="json"), source.encode(errors="replace").decode()
     return {"record": record, "source": text, "settings": asks, "device": device}
 
 
 class ServiceClient:
-    """Asks one service, any number of things at once."""
+    """Client of one service, for any number of questions at a time."""
 
     def __init__(self, server: str) -> None:
-        """Raises `ExecutorError` for what is no address."""
+        """Raises `ExecutorError` for an address that is not valid."""
         self.server = server
         self._address = ServiceAddress.of(server)
         self._token = os.environ.get(TOKEN)
         self._has_answered = False
-        self._has_told = False
-        """That the service is gone: once, for all that wait for it."""
+        self._is_reported = False
+        """Whether standard error says that the service is gone: once for all waiting calls."""
 
     async def facts(self) -> dict[str, Any]:
-        """What the service is. Raises `ExecutorError` where there is none."""
+        """Return what the service is. Raises `ExecutorError` where there is none."""
         return dict((await self._asked("GET", "/v1/service")).body)
 
     async def judge(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The job once it has ended, with its evidence. Raises `RefusedJob`, and `ExecutorError` without a service.
+        """Return the job with its evidence, once it has ended. Raises `RefusedJob`; without a service `ExecutorError`.
 
-        Whoever is cancelled has the job cancelled, also one that is on its way, if the service answers within seconds.
+        Cancelling the call cancels the job, also one that is being sent, if the service answers within seconds.
         """
         request = {"key": secrets.token_hex(16)} | request
         loop = asyncio.get_running_loop()
@@ -173,11 +168,11 @@ class ServiceClient:
             raise
 
     async def _cancel(self, id: str) -> None:
-        with suppress(OSError, TimeoutError, ValueError):
+        with suppress(OSError, ValueError):
             await asyncio.wait_for(asyncio.shield(self._exchange("DELETE", f"/v1/jobs/{id}", None)), 1)
 
     async def _asked(self, method: str, path: str, body: object = None) -> ServiceAnswer:
-        """The answer, once there is one: a service that is full or gone is asked again."""
+        """Return the answer, once there is one: a service that is full or gone is asked again."""
         while True:
             answer = await self._answered(method, path, body)
             if answer.status not in BUSY:
@@ -186,9 +181,9 @@ class ServiceClient:
             await asyncio.sleep(answer.retry_s)
 
     async def _answered(self, method: str, path: str, body: object) -> ServiceAnswer:
-        """One answer. A service that has answered before is asked for it for `PATIENCE_S`."""
+        """Return one answer. A service that has answered before is asked for it for `PATIENCE_S`."""
         loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
-        gone_s, telling = None, None
+        gone_s, reporting = None, None
         try:
             while True:
                 try:
@@ -196,23 +191,23 @@ class ServiceClient:
                     if answer.status not in GATEWAY or not self._has_answered:
                         return answer
                     raise ConnectionError(f"a proxy answers {answer.status}")
-                except (OSError, TimeoutError, ValueError, EOFError) as error:
+                except (OSError, ValueError) as error:
                     gone_s = gone_s or loop.time()
                     if not self._has_answered or loop.time() - gone_s > PATIENCE_S:
-                        self._has_told = False
-                        why = getattr(error, "strerror", None) or error or type(error).__name__
+                        self._is_reported = False
+                        why = str(error) or type(error).__name__
                         raise ExecutorError(
                             f"no service answers at {self.server} ({why}); start one with `kernelwright serve`"
                         ) from None
-                telling = telling or loop.call_later(SILENCE_S, self._tell)
+                reporting = reporting or loop.call_later(SILENCE_S, self._report_gone)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         finally:
-            if telling is not None:
-                telling.cancel()
+            if reporting is not None:
+                reporting.cancel()
 
     async def _in_time(self, method: str, path: str, body: object) -> ServiceAnswer:
-        """One exchange. Where whoever posts a job is cancelled meanwhile, the job is cancelled too."""
+        """Exchange one message. Where the sender of a job is cancelled meanwhile, the job is cancelled too."""
         under_way = asyncio.ensure_future(self._exchange(method, path, body))
         try:
             async with asyncio.timeout(WAIT_S + SLACK_S):
@@ -225,21 +220,22 @@ class ServiceClient:
             under_way.cancel()
 
     async def _call_off(self, posting: "asyncio.Future[ServiceAnswer]") -> None:
-        with suppress(OSError, TimeoutError, ValueError, EOFError):
+        with suppress(OSError, ValueError):
             answer = await asyncio.wait_for(posting, PARTING_S)
             if answer.is_ours and answer.status < 400:
                 await self._cancel(answer.body["id"])
 
-    def _tell(self) -> None:
-        """Once for all that is asked at the same time, until the service answers again."""
-        if not self._has_told:
-            self._has_told = True
+    def _report_gone(self) -> None:
+        """Report the gone service, once for all calls at the same time, until it answers again."""
+        if not self._is_reported:
+            self._is_reported = True
             again = f"asking again for up to {PATIENCE_S / 60:.0f} minutes"
             print(f"kernelwright: lost the service at {self.server}; {again}", file=sys.stderr, flush=True)
 
     def _checked(self, answer: ServiceAnswer) -> ServiceAnswer:
-        """The answer where it is what was asked for. What is none of ours can come only from what is no service, or,
-        where one has answered before, from something between.
+        """Return the answer of a service.
+
+        Another answer comes from another server; where a service has answered before, from something between.
         """
         if answer.status == LATE:
             raise RefusedJob(
@@ -251,7 +247,7 @@ class ServiceClient:
             raise ExecutorError(
                 f"what answers at {self.server} is no kernelwright service (status {answer.status}); check the address"
             )
-        self._has_answered, self._has_told = True, False
+        self._has_answered, self._is_reported = True, False
         if answer.status < 400:
             return answer
         said = answer.body["error"]
@@ -264,57 +260,45 @@ class ServiceClient:
         raise RefusedJob(said)
 
     async def _exchange(self, method: str, path: str, body: object) -> ServiceAnswer:
-        """One request and its answer. Raises `OSError`, or `ValueError` for what is no whole answer."""
-        data = b"" if body is None else json.dumps(body).encode()
-        head = [f"{method} {path} HTTP/1.0", f"Host: {self._address.host}", f"Content-Length: {len(data)}"]
-        head += ["Content-Type: application/json"] + [f"Authorization: Bearer {self._token}"] * bool(self._token)
-        reader, writer = await self._opened()
+        """Send one request. Raises `OSError`, or `ValueError` for something that is not a complete answer."""
+        import httpx2
+
+        socket, url = self._address
+        transport = httpx2.AsyncHTTPTransport(uds=socket, verify=url.startswith("https:"))
+        headers = {"Connection": "close", "Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        data = None if body is None else json.dumps(body).encode()
         try:
-            writer.write("\r\n".join([*head, "", ""]).encode() + data)
-            await writer.drain()
-            return _parsed(await reader.read())
-        finally:
-            writer.close()
-
-    async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        at = self._address
-        if at.socket is not None:
-            return await asyncio.open_unix_connection(at.socket)
-        return await asyncio.open_connection(at.host, at.port, ssl=ssl.create_default_context() if at.secure else None)
-
-
-def _parsed(data: bytes) -> ServiceAnswer:
-    head, _, body = data.partition(b"\r\n\r\n")
-    first, *lines = head.decode("latin-1").split("\r\n")
-    words = first.split(" ", 2)
-    if len(words) < 2 or not words[0].startswith("HTTP/"):
-        raise ValueError("the answer is no HTTP")
-    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    if len(body) != int(fields.get("content-length", len(body))):
-        raise ValueError("the answer was cut off")
-    is_json = fields.get("content-type", "").startswith("application/json")
-    retry = fields.get("retry-after", "")
-    return ServiceAnswer(int(words[1]), float(retry) if retry.isdigit() else 1.0, json.loads(body) if is_json else {})
+            async with httpx2.AsyncClient(transport=transport, timeout=None, trust_env=False) as client:
+                found = await client.request(method, url + path, content=data, headers=headers)
+        except httpx2.ConnectError as error:
+            raise ConnectionError(str(error)) from None
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise ValueError(f"the answer is not complete: {error}") from None
+        is_json = found.headers.get("content-type", "").startswith("application/json")
+        retry = found.headers.get("retry-after", "")
+        retry_s = float(retry) if retry.isdigit() else 1.0
+        return ServiceAnswer(found.status_code, retry_s, found.json() if is_json else {})
 
 
 VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 
 class RemoteExecutor:
-    """See `Executor`. Its devices are places in the service's queue, under the conditions of the devices there."""
+    """See `Executor`. Its devices are places in the service's queue, under the conditions of its devices."""
 
     builders: int
     takes_turns = False
 
     def __init__(self, settings: Settings, server: str) -> None:
-        """Raises `ExecutorError` for settings that are the service's own to choose, and for what is no address."""
+        """Raises `ExecutorError` for settings that are the service's own to choose, and for a wrong address."""
         self._asks = chosen_for_jobs(settings)
         self._place = "cuda" if settings.gpu else "cpu"
         self._client = ServiceClient(server)
         self.builders = 1
 
     async def open(self) -> tuple[Device, ...]:
-        """As many as it takes to keep the service busy."""
+        """Return as many devices as it takes to keep the service busy."""
         facts = await self._client.facts()
         if (differs := other_version(facts)) is not None:
             server = self._client.server
@@ -340,7 +324,7 @@ class RemoteExecutor:
             own = {"stage": stage, "fresh": work.fresh, "effort": work.effort, "beat": work.beat}
             job = await self._client.judge(request | own)
         except RefusedJob as error:
-            return Answer(trouble=str(error))
+            return Answer(error=JobError(message=str(error)))
         return answer_of(job)
 
     async def revive(self, device: Device) -> bool:
@@ -354,16 +338,10 @@ class RemoteExecutor:
 
 
 def answer_of(job: dict[str, Any]) -> Answer:
-    """What a job that has ended says, as a worker of our own would."""
-    if job["verdict"] is not None:
-        try:
-            return Answer(verdict=VERDICT.validate_python(job["verdict"]))
-        except ValidationError:
-            return Answer(trouble="the service's verdict can not be read; ask one of this version")
-    error = job["error"] or {"message": "the job was cancelled"}
-    return Answer(
-        trouble=error["message"],
-        broken_problem=error.get("whole_problem", False),
-        unsupported=error.get("unsupported", False),
-        machine_lacks=error.get("machine_lacks", False),
-    )
+    """Return a worker's answer from a job that has ended."""
+    if job["verdict"] is None:
+        return Answer(error=JobError.model_validate(job["error"] or {"message": "the job was cancelled"}))
+    try:
+        return Answer(verdict=VERDICT.validate_python(job["verdict"]))
+    except ValidationError:
+        return Answer(error=JobError(message="the service's verdict cannot be read; ask one of this version"))

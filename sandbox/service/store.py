@@ -1,7 +1,7 @@
-"""`JobStore`: the jobs on disk, in one SQLite file that this process alone writes.
+"""`JobStore`: the jobs on disk, in one SQLite file that only this process writes.
 
-What has been accepted is committed, and synced, before the client hears of it. A job comes to its end once: whoever
-would end it again, changes nothing.
+An accepted job is committed, and synced, before the client gets its answer. A job ends once: ending it again changes
+nothing.
 """
 
 import asyncio
@@ -17,76 +17,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar
-
-from pydantic import Field, JsonValue, StringConstraints, model_validator
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from kernelwright.problems.problem import Record
-from kernelwright.sandbox.pool.protocol import Stage
-from kernelwright.sandbox.pool.remote import JobSettings
+from kernelwright.sandbox.pool.executor import JobError, Stage
 from kernelwright.sandbox.storage import cache_root, is_there, state_root
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
-from kernelwright.sandbox.verdict.settings import JudgingEffort
 
-LONGEST_TEXT = 2**18
-"""Characters of a source or of a problem's text."""
-MOST_WAIT_S = 300.0
-"""How long one request waits for a job; a client that wants to wait longer asks again."""
 State = Literal["queued", "judging", "done", "cancelled"]
-"""`done`: there is a report, or an error that says why there is no verdict. It is reached once, as is `cancelled`."""
+"""`done`: with a report, or with an error in place of a verdict. It is reached once, as is `cancelled`."""
 PlaceName = Literal["cpu", "cuda"]
-Text = Annotated[str, StringConstraints(max_length=LONGEST_TEXT)]
-Short = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-
-
-class JobRequest(Record):
-    """A candidate to be judged. The problem is given in one of three ways: `problem`, `text` or `record`."""
-
-    problem: Short | None = Field(default=None, description="Name of a problem of the catalog.")
-    text: Text | None = Field(default=None, description="Text of a problem file in the KernelBench convention.")
-    record: dict[str, JsonValue] | None = Field(
-        default=None, description="A problem as GET /v1/problems/NAME gives it."
-    )
-    name: Short = Field(default="problem", description="What a problem that is given as `text` is to be called.")
-    size: Short | None = Field(default=None, description="Of a catalog problem; default: what fits the candidate.")
-    dtype: Short | None = Field(default=None, description="Cast weights and floating inputs; default: as they are.")
-    backward: bool = Field(default=False, description="Judge and time the gradients too.")
-    source: Text = Field(description="The candidate: Python that defines ModelNew.")
-    device: PlaceName | None = Field(default=None, description="Default: what the source asks for.")
-    effort: JudgingEffort | None = Field(default=None, description="How sure the verdict has to be; default: rank.")
-    beat: float | None = Field(default=None, gt=0, description="At effort `search`: the speedup of the best so far.")
-    settings: JobSettings = JobSettings()
-    stage: Stage = Field(default="time", description="`check` is effort `screen`.")
-    fresh: bool = Field(default=False, description="By reference processes of its own, with seeds of their own.")
-    priority: int = Field(default=0, ge=-10, le=10, description="Each is worth a minute of waiting.")
-    key: Short | None = Field(default=None, description="The same key again gives the same job: for trying again.")
-
-    @model_validator(mode="after")
-    def _one_problem(self) -> "JobRequest":
-        if sum(one is not None for one in (self.problem, self.text, self.record)) != 1:
-            raise ValueError("give the problem as one of `problem`, `text` and `record`")
-        if self.stage == "build":
-            raise ValueError("stage is `check` or `time`")
-        return self
-
-
-class JobError(Record):
-    """Why there is no verdict: the problem's fault or the machine's, never the candidate's."""
-
-    message: str
-    whole_problem: bool = False
-    """Whether no candidate of the problem can have one."""
-    machine_lacks: bool = False
-    """Whether another machine could give one."""
-    unsupported: bool = False
-    """Whether the problem is sound for itself."""
 
 
 class NewJob(Record):
-    """A request that has been read: what is kept, and judged when its turn comes."""
+    """A request that has been read: the job to keep, and to judge later."""
 
     work: str
-    """`Work` as JSON: the process that listens does not look into it."""
+    """`Work` as JSON, which the listening process does not parse."""
     stage: Stage
     place: PlaceName
     problem: str
@@ -106,14 +53,14 @@ class Job(Record):
     """UTC, as ISO 8601."""
     finished: str | None = None
     begun: int = 0
-    """How often it was taken up: more than once where the service was killed meanwhile."""
+    """Starts of its judging: more than one where the service was killed meanwhile."""
     report: dict[str, Any] | None = None
     """The object of `kernelwright judge --json`."""
     error: JobError | None = None
 
 
 class ServiceFacts(Record):
-    """What the service is."""
+    """Facts about the service."""
 
     harness: str = f"judge version {JUDGE_VERSION}"
     """Deprecated: clients of the version before compare it."""
@@ -122,11 +69,11 @@ class ServiceFacts(Record):
     wire_version: int
     """The version of the messages. Clients of another version are refused."""
     devices: dict[PlaceName, list[dict[str, Any]]]
-    """What is judged on, with the conditions of each verdict that is reached there."""
+    """The devices, with the conditions of each verdict that is reached on them."""
     room: dict[PlaceName, int]
-    """How many jobs are in hand at a time; more wait."""
+    """Jobs that are built or judged at a time; more wait."""
     queue: int
-    """How many jobs may be open."""
+    """Jobs that may be open."""
     draining: bool
 
 
@@ -136,9 +83,9 @@ LOG = logging.getLogger("kernelwright.sandbox.service")
 JOBS = "jobs.db"
 """The file in the service's folder."""
 PRIORITY_S = 60.0
-"""What one point of priority is worth: so much waiting. So nothing waits for ever, whatever others ask for."""
+"""The waiting that one point of priority is worth. So nothing waits for ever, whatever others ask for."""
 TRIM_EVERY = 50
-"""Ends after which the oldest jobs are looked for; each start looks for them too."""
+"""Ended jobs after which the oldest are deleted; each start deletes them too."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE, asked TEXT NOT NULL,
@@ -159,14 +106,14 @@ REMEDIES = {
     sqlite3.SQLITE_CORRUPT: "the file is damaged; give another --state folder, or remove it with the jobs in it",
     sqlite3.SQLITE_NOTADB: "the file is none of SQLite's; give another --state folder, or remove it",
     sqlite3.SQLITE_READONLY: "the file may not be written; check the permissions of it and of its folder",
-    sqlite3.SQLITE_CANTOPEN: "the file can not be opened; check the permissions of it and of its folder",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened; check the permissions of it and of its folder",
 }
-"""By SQLite's code. Only what holds no jobs that could be read may be removed."""
+"""By SQLite's code. Only a file without readable jobs may be removed."""
 OF_THE_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 
 
 def usual_state() -> Path:
-    """The service's folder where none is named. What an earlier version left in the user's cache goes on being used."""
+    """Return the service's folder where none is named. One of an earlier version in the user's cache stays in use."""
     folder, earlier = state_root() / "service", cache_root() / "service"
     if is_there(folder / JOBS) or not is_there(earlier / JOBS):
         return folder
@@ -180,7 +127,7 @@ def usual_state() -> Path:
 
 
 class StoreError(Exception):
-    """The jobs' file can not be used; one sentence with the remedy."""
+    """The jobs' file cannot be used; one sentence with the remedy."""
 
 
 class DiskError(StoreError):
@@ -195,7 +142,7 @@ class OpenJob(NamedTuple):
     id: str
     place: PlaceName
     due: float
-    """When its turn is, in the clock's seconds: the time of its request, less what its priority is worth."""
+    """The time of its request in seconds, less the value of its priority: the earliest is judged first."""
 
 
 class Begun(NamedTuple):
@@ -205,7 +152,7 @@ class Begun(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a job ended that was not cancelled: with an error, or with the other three."""
+    """End of a job that was not cancelled: an error, or the other three."""
 
     error: JobError | None = None
     report: dict[str, Any] | None = None
@@ -222,7 +169,7 @@ class JobStore:
     """Use its methods through `do`, which has them run one after the other in a thread of their own."""
 
     def __init__(self, path: Path, keep: int) -> None:
-        """`keep`: so many jobs that have ended are kept; the oldest go first."""
+        """`keep`: the number of ended jobs that are kept; the oldest are deleted first."""
         self._keep, self._ended = keep, 0
         self._thread = ThreadPoolExecutor(1, "jobs")
         try:
@@ -232,22 +179,22 @@ class JobStore:
             self._db.executescript(SCHEMA)
             self._forget_oldest()  # this process may end before it has ended `TRIM_EVERY`
         except sqlite3.Error as error:
-            raise _store_error(f"{path} can not be used", error) from None
+            raise _store_error(f"{path} cannot be used", error) from None
 
     async def do(self, what: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
-        """One of the methods below; what was begun is done, also where the caller is cancelled. Raises `StoreError`."""
+        """Call one of the methods below. It is completed also where the caller is cancelled. Raises `StoreError`."""
         called = asyncio.get_running_loop().run_in_executor(self._thread, lambda: what(*given, **named))
         try:
             return await asyncio.shield(called)
         except sqlite3.Error as error:
-            raise _store_error("the jobs can not be kept", error) from None
+            raise _store_error("the jobs cannot be kept", error) from None
 
     def close(self) -> None:
         self._thread.shutdown()
         self._db.close()
 
     def known(self, new: NewJob) -> Job | None:
-        """The job that has the request's key. Raises `KeyTaken` where that is another request's."""
+        """Return the job with the request's key. Raises `KeyTaken` where that is another request's."""
         found = self._db.execute("SELECT id, asked FROM jobs WHERE key = ?", (new.key,)).fetchone()
         if found is None:
             return None
@@ -256,7 +203,7 @@ class JobStore:
         return self.get(found[0])
 
     def add(self, new: NewJob) -> tuple[Job, OpenJob | None]:
-        """Keep a new job; what of it is to be queued: None where the request was known."""
+        """Keep a new job; return it and its entry of the queue, which is None where the request was known."""
         if new.key is not None and (known := self.known(new)) is not None:
             return known, None
         now = time.time()
@@ -290,25 +237,25 @@ class JobStore:
         )
 
     def evidence(self, id: str) -> dict[str, Any]:
-        """The whole verdict and the device of a job that has one, as clients of ours want them."""
+        """Return the complete verdict and the device of a job that has one, for our own clients."""
         row = self._db.execute("SELECT verdict, device FROM jobs WHERE id = ?", (id,)).fetchone()
         if row is None or row[0] is None:
             return {"verdict": None, "judged_on": None}
         return {"verdict": json.loads(zlib.decompress(row[0])), "judged_on": row[1] and json.loads(row[1])}
 
     def unfinished(self) -> list[OpenJob]:
-        """What a start finds: jobs that wait, and those that were being judged when the last service ended."""
+        """Return the jobs that wait, and those that were being judged when the last service ended."""
         self._db.execute("UPDATE jobs SET state = 'queued' WHERE state = 'judging'")
         return [OpenJob(*row) for row in self._db.execute("SELECT id, place, due FROM jobs WHERE state = 'queued'")]
 
     def begin(self, id: str) -> Begun | None:
-        """Take a job up; None where it is not to be judged any more."""
+        """Begin a job; return None where it is not to be judged any more."""
         taken = "UPDATE jobs SET state = 'judging', begun = begun + 1 WHERE id = ? AND state = 'queued'"
         row = self._db.execute(f"{taken} RETURNING work, stage, begun", (id,)).fetchone()
         return None if row is None else Begun(zlib.decompress(row[0]).decode(), row[1], row[2])
 
     def put_back(self, id: str) -> None:
-        """The job is to be judged later: by this service, or by the next one."""
+        """Have the job judged later: by this service, or by the next one."""
         self._db.execute("UPDATE jobs SET state = 'queued' WHERE id = ? AND state = 'judging'", (id,))
 
     def cancel(self, id: str) -> bool:
@@ -325,7 +272,7 @@ class JobStore:
         )
 
     def _end(self, id: str, state: str, **found: object) -> bool:
-        """The candidate's text goes: a job that has ended is its verdict."""
+        """End the job, and delete the candidate's text."""
         columns = {"state": state, "finished": time.time(), "work": None} | found
         names = ", ".join(f"{name} = ?" for name in columns)
         ended = self._db.execute(
@@ -337,7 +284,7 @@ class JobStore:
         return ended.rowcount == 1
 
     def _forget_oldest(self) -> None:
-        """Where this fails, it is done later: a job that has ended must be told so."""
+        """Delete the oldest ended jobs. A failure waits for the next time: it must not keep a job from ending."""
         with suppress(sqlite3.Error):
             self._db.execute(
                 "DELETE FROM jobs WHERE state IN ('done', 'cancelled') AND seq <= "

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from kernelwright.sandbox.pool.protocol import ExecutorError
-from kernelwright.sandbox.service import job_queue
-from kernelwright.sandbox.service.job_queue import AHEAD, Draining, JobQueue, Place, QueueFull
-from kernelwright.sandbox.service.job_store import JobStore, KeyTaken
-from kernelwright.sandbox.service.text_process import TextProcess, read_request
+from kernelwright.sandbox.pool.executor import ExecutorError
+from kernelwright.sandbox.service import queue as job_queue
+from kernelwright.sandbox.service.queue import AHEAD, Draining, JobQueue, Place, QueueFull
+from kernelwright.sandbox.service.requests import read_request
+from kernelwright.sandbox.service.store import JobStore, KeyTaken
 from tests.support.service import TurnedExecutor, job
 
 ROOM = 1 + AHEAD
@@ -58,16 +58,15 @@ class SlowToBuild(HardToOpen):
 
 @contextlib.asynccontextmanager
 async def queueing(folder, executor, limit=100, keep=1000, places=("cpu",)):
-    store, texts, place = JobStore(folder / "jobs.db", keep), TextProcess(), Place(lambda: executor)
+    store, place = JobStore(folder / "jobs.db", keep), Place(lambda: executor)
     await place.open()
-    queue = JobQueue(store, dict.fromkeys(places, place), texts, limit)
+    queue = JobQueue(store, dict.fromkeys(places, place), limit)
     await queue.start()
     try:
         yield queue
     finally:
         await queue.stop()
         await place.close()
-        await texts.close()
         store.close()
 
 
@@ -200,19 +199,6 @@ async def test_a_lost_worker_costs_a_stage_and_no_verdict(tmp_path):
         seen = [event async for event in queue.events(one.id, 60)]
         assert seen.count("lost") == 2 and seen[-1] == "done"
         assert (await queue.job(one.id)).report["outcome"] == "failed"
-
-
-async def test_a_place_that_lost_its_devices_is_opened_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(job_queue, "AGAIN_S", 0.05)
-    executor = TurnedExecutor()
-    executor.lost, executor.revives = 1, False
-    async with queueing(tmp_path, executor) as queue:
-        jobs = [await queue.accept(new(number)) for number in range(2)]
-        await settled(lambda: executor.closed)
-        for _ in jobs:
-            executor.may_go.release()
-        ended = [await queue.job(one.id, 60) for one in jobs]
-        assert [one.state for one in ended] == ["done", "done"]
 
 
 async def two_judged(queue, executor):

@@ -1,7 +1,8 @@
-"""What is told where the jobs' file can not be used: a remedy for each cause, and none that costs accepted jobs."""
+"""The jobs' file: where it lies, and a remedy where it cannot be used, which never costs accepted jobs."""
 
 import asyncio
 import json
+import logging
 import os
 import resource
 import sqlite3
@@ -10,8 +11,8 @@ import sys
 
 import pytest
 
-from kernelwright.sandbox.service.job_store import REMEDIES, TRIM_EVERY, DiskError, JobStore, StoreError
-from kernelwright.sandbox.service.text_process import read_request
+from kernelwright.sandbox.service.requests import read_request
+from kernelwright.sandbox.service.store import JOBS, TRIM_EVERY, DiskError, JobStore, StoreError, usual_state
 from kernelwright.terminal import MACHINE_LACKS
 from tests.support.service import ROOT, job
 
@@ -94,11 +95,6 @@ def test_another_process_that_holds_the_file_is_to_be_ended(kept):
     assert kind is StoreError and "another process" in sentence and "remove" not in sentence
 
 
-def test_only_a_file_whose_jobs_are_lost_is_to_be_removed():
-    removed = {code for code, remedy in REMEDIES.items() if "remove" in remedy}
-    assert removed == {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-
-
 def test_a_full_disk_is_the_machines_fault_and_what_was_accepted_stays(kept):
     # A limit on the size of the file makes SQLite give the very error that a full disk makes it give.
     store = JobStore(kept, 100)
@@ -130,3 +126,37 @@ def test_serve_on_a_disk_without_room_ends_with_3_and_says_to_free_some(kept):
     store = JobStore(kept, 100)
     assert len(store.unfinished()) == 2
     store.close()
+
+
+@pytest.fixture
+def user_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def put_jobs(folder):
+    folder.mkdir(parents=True)
+    JobStore(folder / JOBS, keep=1).close()
+
+
+@pytest.mark.usefixtures("user_folders")
+def test_jobs_lie_in_the_users_state_which_nobody_empties_to_gain_room(tmp_path):
+    (tmp_path / "cache" / "service").mkdir(parents=True)  # the socket lies there
+    assert usual_state() == tmp_path / "state" / "kernelwright" / "service"
+
+
+@pytest.mark.usefixtures("user_folders")
+def test_jobs_of_an_earlier_version_stay_where_they_are_and_that_is_told_in_a_line(tmp_path, caplog):
+    put_jobs(tmp_path / "cache" / "service")
+    with caplog.at_level(logging.WARNING, "kernelwright.sandbox.service"):
+        assert usual_state() == tmp_path / "cache" / "service"
+    (told,) = caplog.messages
+    assert f"the jobs stay in {tmp_path / 'cache' / 'service'}" in told and "\n" not in told
+
+
+@pytest.mark.usefixtures("user_folders")
+def test_once_there_are_jobs_in_the_users_state_those_count(tmp_path, caplog):
+    put_jobs(tmp_path / "cache" / "service")
+    put_jobs(tmp_path / "state" / "kernelwright" / "service")
+    assert usual_state() == tmp_path / "state" / "kernelwright" / "service"
+    assert not caplog.messages

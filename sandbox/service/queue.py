@@ -1,4 +1,4 @@
-"""`JobQueue`: which job is judged when, and who hears of it. Each job ends once."""
+"""`JobQueue`: which job is judged when, and the events of each. Each job ends once."""
 
 import asyncio
 import heapq
@@ -12,28 +12,27 @@ from typing import ParamSpec, TypeVar
 
 from pydantic import ValidationError
 
-from kernelwright.sandbox.pool.dispatch import DeviceVerdict, Dispatcher, Step, Tally
-from kernelwright.sandbox.pool.protocol import Device, Executor, ExecutorError, Stage, Unjudged, Work
-from kernelwright.sandbox.service.job_store import (
+from kernelwright.sandbox.pool.dispatcher import DeviceVerdict, Dispatcher, Step, Tally
+from kernelwright.sandbox.pool.executor import Device, Executor, ExecutorError, JobError, Stage, Unjudged, Work
+from kernelwright.sandbox.service.store import (
     Begun,
     Ending,
     Job,
-    JobError,
     JobStore,
     NewJob,
     OpenJob,
     PlaceName,
     StoreError,
 )
-from kernelwright.sandbox.service.text_process import TextProcess
 from kernelwright.sandbox.verdict.errors import SandboxError
+from kernelwright.sandbox.verdict.report import report
 
 AHEAD = 2
-"""Jobs that are handed to a device's dispatcher beside those that build: one is timed, the next one is ready."""
+"""Jobs of a device's dispatcher in addition to those that build: one is timed, the next one is ready."""
 
 
 class Place:
-    """Devices of one sort, all of which may take a job. Open it, and close it."""
+    """Devices of one kind, all of which may take a job. Open it, and close it."""
 
     def __init__(self, make_executor: Callable[[], Executor], kind: str | None = None) -> None:
         """`kind`: a part of the name of the devices to use, where there are several kinds."""
@@ -53,16 +52,16 @@ class Place:
 
     @property
     def room(self) -> int:
-        """Jobs that may be handed to it at a time: what waits longer can still be overtaken, or taken back."""
+        """Jobs that it may have at a time: a job that waits in the queue can still be overtaken, or taken back."""
         return 0 if self.is_lost else self.builders + AHEAD * len(self.devices)
 
     async def open(self) -> None:
-        """Raises `ExecutorError` or `MachineError` where there is no device."""
+        """Raises `ExecutorError` or `MachineError` without a device."""
         executor = self._make_executor()
         # What one client's candidate does to the memory of this machine must not end another's problem.
         dispatcher = Dispatcher(executor, self._kind, remembers_broken=False)
         await dispatcher.__aenter__()
-        self._dispatcher, self.builders = dispatcher, executor.builders
+        self._dispatcher, self.builders, self.is_lost = dispatcher, executor.builders, False
 
     async def judge(self, work: Work, stage: Stage, on_step: Callable[[Step], None]) -> DeviceVerdict:
         dispatcher = self._dispatcher
@@ -79,18 +78,12 @@ class Place:
         if dispatcher is not None:
             await dispatcher.__aexit__()
 
-    async def reopen(self) -> None:
-        """After all devices were lost; one asks at a time. Raises as `open` does, and is lost then."""
-        await self.close()
-        await self.open()
-        self.is_lost = False
-
 
 LOG = logging.getLogger("kernelwright.sandbox.service")
 AGAIN_S = 10.0
-"""After which a place without devices, or a store without room, is tried again."""
+"""Seconds after which a place without devices, or a full store, is tried again."""
 MOST_BEGUN = 10
-"""So often a job may be taken up while the service is killed: it may be what kills it."""
+"""Starts of a job's judging in which the service may be killed: the job may be the cause."""
 IN_A_STAGE = frozenset({"building", "judging"})
 LONGEST_RETRY_S = 60
 Event = Step | str
@@ -99,7 +92,7 @@ R = TypeVar("R")
 
 
 class QueueFull(Exception):
-    """No more jobs are taken now; `retry_s` says when to ask again."""
+    """The queue is full; `retry_s` says when to ask again."""
 
     def __init__(self, retry_s: int) -> None:
         super().__init__(f"as many jobs wait as this service takes; ask again in {retry_s} s")
@@ -119,7 +112,7 @@ class _Live:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     task: "asyncio.Task[None] | None" = None
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         self.events.append(event)
         self.news.set()
         self.news = asyncio.Event()
@@ -133,28 +126,28 @@ class Counts:
     refused: Counter[str] = field(default_factory=Counter)
     """Requests, by reason."""
     judged_s: float = 0.0
-    """From taking a job up to its end, all of them together."""
+    """Seconds from the begin of a job to its end, summed over all jobs."""
 
 
 class JobQueue:
-    """Takes jobs, has them judged in the order of their turns, and ends each once. Start it, and stop it."""
+    """Takes jobs, has them judged in the order in which they are due, and ends each once. Start it, and stop it."""
 
-    def __init__(self, store: JobStore, places: Mapping[PlaceName, Place], reports: TextProcess, limit: int) -> None:
-        """`reports` derives reports of verdicts; `limit`: so many jobs may be open."""
-        self.store, self.places, self.reports, self.limit = store, places, reports, limit
+    def __init__(self, store: JobStore, places: Mapping[PlaceName, Place], limit: int) -> None:
+        """`limit`: how many jobs may be open."""
+        self.store, self.places, self.limit = store, places, limit
         self.counts = Counts()
         self.draining = False
         self.stopping = asyncio.Event()
-        """Set when nobody is to wait for anything any more."""
+        """Set when every waiting request has to end."""
         self._live: dict[str, _Live] = {}
-        self._turns: dict[PlaceName, list[tuple[float, str]]] = {name: [] for name in places}
+        self._due: dict[PlaceName, list[tuple[float, str]]] = {name: [] for name in places}
         self._running: Counter[PlaceName] = Counter()
         self._opening: dict[PlaceName, asyncio.Task[None]] = {}
-        """Places that have lost their devices. No job's own task does this: it ends where the job is cancelled."""
+        """Tasks that open lost places again. No job's own task does this: it would end where the job is cancelled."""
         self._adding = 0
 
     async def start(self) -> None:
-        """Take up what an earlier service left. Jobs for devices that this one does not have stay where they are."""
+        """Continue the jobs that an earlier service left. Those for devices that this one lacks stay where they are."""
         for opened in await self.store.do(self.store.unfinished):
             if opened.place in self.places:
                 self._line_up(opened)
@@ -175,7 +168,8 @@ class JobQueue:
         if self.draining:
             raise Draining
         if len(self._live) + self._adding >= self.limit:
-            raise QueueFull(self._retry_s())
+            each_s = self.counts.judged_s / max(1, self.counts.ended.total())
+            raise QueueFull(min(LONGEST_RETRY_S, max(1, math.ceil(each_s))))
         self._adding += 1
         try:
             job, opened = await self.store.do(self.store.add, new)
@@ -187,27 +181,23 @@ class JobQueue:
             self._go_on()
         return job
 
-    def _retry_s(self) -> int:
-        each_s = self.counts.judged_s / max(1, self.counts.ended.total())
-        return min(LONGEST_RETRY_S, max(1, math.ceil(each_s)))
-
     def _line_up(self, opened: OpenJob) -> None:
         self._live[opened.id] = _Live(opened)
-        heapq.heappush(self._turns[opened.place], (opened.due, opened.id))
+        heapq.heappush(self._due[opened.place], (opened.due, opened.id))
 
     def _go_on(self) -> None:
         for name, place in self.places.items():
             if place.is_lost and name not in self._opening and not self.draining:
                 self._opening[name] = asyncio.create_task(self._open_again(name, place))
-            turns = self._turns[name]
-            while turns and self._running[name] < place.room and not self.draining:
-                live = self._live.get(heapq.heappop(turns)[1])
+            due = self._due[name]
+            while due and self._running[name] < place.room and not self.draining:
+                live = self._live.get(heapq.heappop(due)[1])
                 if live is not None and live.task is None:
                     self._running[name] += 1
                     live.task = asyncio.create_task(self._judge(live, place))
 
     async def _judge(self, live: _Live, place: Place) -> None:
-        """From taking a job up to its end. Where it is cancelled meanwhile, somebody else has ended it, or will."""
+        """Judge a job up to its end. Where this is cancelled, the caller has ended the job, or will."""
         start = asyncio.get_running_loop().time()
         try:
             begun = await self._stored(self.store.begin, live.opened.id)
@@ -217,7 +207,9 @@ class JobQueue:
                     self._ended(live, ending.outcome)
         except ExecutorError as error:
             LOG.warning("job %s is put back: %s", live.opened.id, error)
-            await self._put_back(live)
+            await self._stored(self.store.put_back, live.opened.id)
+            live.report("queued")
+            heapq.heappush(self._due[live.opened.place], (live.opened.due, live.opened.id))
         finally:
             self.counts.judged_s += asyncio.get_running_loop().time() - start
             self._running[live.opened.place] -= 1
@@ -225,33 +217,28 @@ class JobQueue:
             self._go_on()
 
     async def _ending(self, live: _Live, place: Place, begun: Begun) -> Ending:
-        """What came of the job. Raises `ExecutorError` where there is no device to judge it on."""
+        """Return the result of the job. Raises `ExecutorError` without a device to judge it on."""
         if begun.times > MOST_BEGUN:
-            return _error(f"the service ended {MOST_BEGUN} times while this was judged")
+            return Ending(JobError(message=f"the service ended {MOST_BEGUN} times while this was judged"))
         try:
             work = Work.model_validate_json(begun.work)
-            judged = await place.judge(work, begun.stage, live.tell)
-            report = await self.reports.report(judged.verdict)
+            judged = await place.judge(work, begun.stage, live.report)
+            found = await asyncio.to_thread(report, judged.verdict)
             device = judged.device.model_dump_json() if judged.device else None
             # By `json`: what a candidate has printed need not be text that pydantic would write.
-            return Ending(None, report, json.dumps(judged.verdict.model_dump(mode="json")), device)
+            return Ending(None, found, json.dumps(judged.verdict.model_dump(mode="json")), device)
         except ExecutorError:
             raise
         except Unjudged as error:
-            return _error(
-                str(error),
-                whole_problem=error.whole_problem,
-                machine_lacks=error.machine_lacks,
-                unsupported=error.unsupported,
-            )
+            return Ending(error.error)
         except ValidationError:
-            return _error("it was accepted by another version of the service; send it again")
+            return Ending(JobError(message="it was accepted by another version of the service; send it again"))
         except Exception as error:  # ours: one job must not stay open for ever
             LOG.exception("job %s", live.opened.id)
-            return _error(f"the service itself failed ({type(error).__name__}); please report it")
+            return Ending(JobError(message=f"the service itself failed ({type(error).__name__}); please report it"))
 
     async def _stored(self, what: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
-        """What the store says; where it has no room, once it has."""
+        """Return the result of the store; where the disk is full, once it is not."""
         while True:
             try:
                 return await self.store.do(what, *given, **named)
@@ -262,21 +249,16 @@ class JobQueue:
     def _ended(self, live: _Live, outcome: str) -> None:
         self.counts.ended[outcome] += 1
         self._live.pop(live.opened.id, None)
-        live.tell("cancelled" if outcome == "cancelled" else "done")
+        live.report("cancelled" if outcome == "cancelled" else "done")
         live.ended.set()
-
-    async def _put_back(self, live: _Live) -> None:
-        """Queue a job again whose place has lost its devices."""
-        await self._stored(self.store.put_back, live.opened.id)
-        live.tell("queued")
-        heapq.heappush(self._turns[live.opened.place], (live.opened.due, live.opened.id))
 
     async def _open_again(self, name: PlaceName, place: Place) -> None:
         """Try until the place has devices; whatever goes wrong, its jobs must not wait for ever."""
         try:
             while place.is_lost and not self.draining:
                 try:
-                    await place.reopen()
+                    await place.close()
+                    await place.open()
                 except Exception as error:
                     foreseen = isinstance(error, ExecutorError | SandboxError)
                     LOG.warning("%s is not opened again: %s", name, error, exc_info=not foreseen)
@@ -286,7 +268,7 @@ class JobQueue:
         self._go_on()
 
     async def cancel(self, id: str) -> Job | None:
-        """End a job without a verdict, unless it has ended. A stage that has begun comes to its end, for nobody."""
+        """End a job without a verdict, unless it has ended. A stage that has begun is completed for nobody."""
         live = self._live.get(id)
         if await self.store.do(self.store.cancel, id) and live is not None:
             self._ended(live, "cancelled")
@@ -295,7 +277,7 @@ class JobQueue:
         return await self.store.do(self.store.get, id)
 
     async def job(self, id: str, wait_s: float = 0.0) -> Job | None:
-        """The job as it stands, or once it has ended if that is within so many seconds."""
+        """Return the job: at its end if that comes within `wait_s`, else as it is then."""
         live = self._live.get(id)
         if live is not None and wait_s > 0:
             waits = [asyncio.ensure_future(live.ended.wait()), asyncio.ensure_future(self.stopping.wait())]
@@ -307,19 +289,19 @@ class JobQueue:
         return await self.store.do(self.store.get, id)
 
     async def events(self, id: str, silence_s: float) -> AsyncIterator[Event | None]:
-        """The job's steps, those that were and those to come, up to its end; None after each silence."""
+        """Yield the job's steps, past and future, up to its end; None after each silence."""
         live = self._live.get(id)
         if live is None:
             job = await self.store.do(self.store.get, id)
             if job is not None:
                 yield job.state
             return
-        told = 0
+        sent = 0
         while not self.stopping.is_set():
             news = live.news
-            while told < len(live.events):
-                yield live.events[told]
-                told += 1
+            while sent < len(live.events):
+                yield live.events[sent]
+                sent += 1
             if live.ended.is_set():
                 return
             try:
@@ -340,7 +322,7 @@ class JobQueue:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Let everything go; what has not ended is judged after the next start."""
+        """Stop everything; jobs that have not ended are judged after the next start."""
         self.draining = True
         self.stopping.set()
         tasks = [live.task for live in self._live.values() if live.task is not None]
@@ -348,7 +330,3 @@ class JobQueue:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _error(message: str, **more: bool) -> Ending:
-    return Ending(error=JobError(message=message, **more))

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from kernelwright.agent.scheduler import ExecutorEvaluator
-from kernelwright.sandbox.pool.dispatch import Dispatcher
-from kernelwright.sandbox.pool.protocol import Product, Work
-from kernelwright.sandbox.pool.ray.executor import RayExecutor
+from kernelwright.sandbox.pool.dispatcher import Dispatcher
+from kernelwright.sandbox.pool.executor import Product, Work
+from kernelwright.sandbox.pool.ray import RayExecutor
 from kernelwright.sandbox.storage import VARIABLE
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from kernelwright_child import supervisor
-from tests.sandbox.pool.workers.test_local import executor as local_executor
+from tests.sandbox.pool.test_executor import executor as local_executor
 from tests.support.executors import COMPILED, HIDDEN, NEGATED, QUICK, batch, judged, outcome, right
 
 pytestmark = [

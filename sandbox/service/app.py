@@ -1,4 +1,4 @@
-"""The service's answers over HTTP. What a client may ask for, and what it is told."""
+"""The service's answers over HTTP: its paths, their description, and its figures for Prometheus."""
 
 import asyncio
 import json
@@ -9,29 +9,25 @@ from contextlib import suppress
 from functools import cache
 from html import escape
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from kernelwright.problems import ProblemError, catalog_names, load_problem
-from kernelwright.sandbox.service.http_limits import (
-    LARGEST_BODY_BYTES,
-    MOST_BODIES,
-    Access,
-    Guard,
-    TooLarge,
-    read_body,
-    told,
-)
-from kernelwright.sandbox.service.job_queue import Draining, JobQueue, QueueFull
-from kernelwright.sandbox.service.job_store import MOST_WAIT_S, Job, JobRequest, KeyTaken, ServiceFacts, StoreError
-from kernelwright.sandbox.service.text_process import RequestError, TextProcess
+from kernelwright.sandbox.service.queue import Draining, JobQueue, QueueFull
+from kernelwright.sandbox.service.requests import JobRequest, RequestError, TextProcess
+from kernelwright.sandbox.service.store import Job, KeyTaken, ServiceFacts, StoreError
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION, own_versions
+
+MOST_WAIT_S = 300.0
+"""Limit on the waiting of one request for a job; a client may send further requests."""
+LARGEST_BODY_BYTES = 4 * 2**20
+MOST_BODIES = 32
+"""Bodies that are received at a time."""
 
 
 class DescribedPath(NamedTuple):
@@ -39,7 +35,7 @@ class DescribedPath(NamedTuple):
     path: str
     summary: str
     answers: dict[int, str]
-    query: Mapping[str, str] = MappingProxyType({})
+    query: Mapping[str, str] = {}
     result: str | None = None
 
 
@@ -100,10 +96,11 @@ PATHS = (
 
 @cache
 def description() -> dict[str, Any]:
-    schemas: dict[str, Any] = {}
-    for model in (JobRequest, Job, ServiceFacts):
-        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas |= schema.pop("$defs", {}) | {model.__name__: schema}
+    """Return the OpenAPI document."""
+    _, schemas = models_json_schema(
+        [(JobRequest, "validation"), (Job, "validation"), (ServiceFacts, "validation")],
+        ref_template="#/components/schemas/{model}",
+    )
     paths: dict[str, Any] = {}
     for one in PATHS:
         paths.setdefault(one.path, {})[one.method] = _operation(one)
@@ -115,35 +112,34 @@ def description() -> dict[str, Any]:
             "description": "A judge of generated kernels that stays warm.",
         },
         "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
         "security": [{"token": []}, {}],
     }
 
 
 def _operation(one: DescribedPath) -> dict[str, Any]:
-    places = {name: "path" for name in ("id", "name") if f"{{{name}}}" in one.path} | dict.fromkeys(one.query, "query")
+    named = {name: ("path", "") for name in ("id", "name") if f"{{{name}}}" in one.path}
+    named |= {name: ("query", words) for name, words in one.query.items()}
     parameters = [
-        {
-            "name": name,
-            "in": place,
-            "required": place == "path",
-            "description": one.query.get(name, ""),
-            "schema": {"type": "string"},
-        }
-        for name, place in places.items()
+        {"name": name, "in": place, "required": place == "path", "description": words, "schema": {"type": "string"}}
+        for name, (place, words) in named.items()
     ]
-    reference = {"schema": {"$ref": f"#/components/schemas/{one.result}"}}
     answers: dict[str, Any] = {
         str(status): {"description": words} for status, words in (one.answers | REFUSALS).items()
     }
-    if one.result:
-        for status in {"200", "202"} & set(answers):
-            answers[status]["content"] = {"application/json": reference}
+    for status in {"200", "202"} & set(answers) if one.result else ():
+        answers[status]["content"] = _json_of(str(one.result))
     operation: dict[str, Any] = {"summary": one.summary, "parameters": parameters, "responses": answers}
     if one.method == "post":
-        body = {"schema": {"$ref": "#/components/schemas/JobRequest"}}
-        operation["requestBody"] = {"required": True, "content": {"application/json": body}}
+        operation["requestBody"] = {"required": True, "content": _json_of("JobRequest")}
     return operation
+
+
+def _json_of(model: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{model}"}}}
 
 
 @cache
@@ -168,7 +164,7 @@ STAGES = ("build", "check", "time")
 
 
 def metrics_text(queue: JobQueue, late: Counter[str]) -> str:
-    """All of them; `late` counts connections that were ended for being slow."""
+    """Return all figures; `late` counts connections that were ended because they were slow."""
     counts, places = queue.counts, queue.places
     stages: dict[str, Counter[str]] = {"begun": Counter(), "ended": Counter(), "lost": Counter()}
     busy: dict[str, float] = {}
@@ -176,6 +172,7 @@ def metrics_text(queue: JobQueue, late: Counter[str]) -> str:
         for what, counter in stages.items():
             counter.update(getattr(place.tally, what))
         busy |= {f"{name} {device.name}": place.tally.busy_s.get(device.name, 0.0) for device in place.devices}
+    resident_bytes = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     parts = [
         _metric("service_info", "gauge", "The judge that answers.", {f'judge_version="{JUDGE_VERSION}"': 1}),
         _metric("jobs_accepted_total", "counter", "Jobs taken since the start.", {"": counts.accepted}),
@@ -191,21 +188,15 @@ def metrics_text(queue: JobQueue, late: Counter[str]) -> str:
         ),
         _metric("device_busy_seconds_total", "counter", "Time that a device was in use.", _by("device", busy)),
         _metric("draining", "gauge", "Whether it is about to end.", {"": int(queue.draining)}),
-        "# TYPE process_resident_memory_bytes gauge\n" + f"process_resident_memory_bytes {resident_bytes()}\n",
+        f"# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes {resident_bytes}\n",
     ]
     return "".join(parts)
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def _by(label: str, values: Mapping[str, float], always: tuple[str, ...] = ()) -> dict[str, float]:
-    return {f'{label}="{_escaped(name)}"': values.get(name, 0) for name in dict.fromkeys((*always, *sorted(values)))}
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    escaped = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    names = dict.fromkeys((*always, *sorted(values)))
+    return {f'{label}="{name.translate(escaped)}"': values.get(name, 0) for name in names}
 
 
 def _metric(name: str, kind: str, words: str, values: Mapping[str, float]) -> str:
@@ -218,24 +209,24 @@ def _metric(name: str, kind: str, words: str, values: Mapping[str, float]) -> st
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 SILENCE_S = 15.0
-"""After which a stream shows that it is alive."""
+"""Seconds after which a stream shows that it is alive."""
 DRAINING_RETRY_S = 30
 UNKNOWN = "there is no such job; its id is in the answer to POST /v1/jobs"
 
 
-def application(queue: JobQueue, texts: TextProcess, access: Access, late: Counter[str]) -> Starlette:
-    """The application over a queue; `texts` reads requests, `late` counts connections that were ended as too slow."""
+def application(queue: JobQueue, texts: TextProcess, late: Counter[str]) -> Starlette:
+    """Return the application over a queue; `texts` reads requests, `late` counts connections ended as too slow."""
     refused, reading = queue.counts.refused, asyncio.Semaphore(MOST_BODIES)
 
     async def submit(request: Request) -> Response:
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            return told(415, "send the job as JSON, with `Content-Type: application/json`")
+            return refusal(415, "send the job as JSON, with `Content-Type: application/json`")
         wait_s = _wait_s(request)
         async with reading:
             try:
                 text = (await read_body(request)).decode()
             except UnicodeDecodeError:
-                return told(400, "the body is no UTF-8")
+                return refusal(400, "the body is no UTF-8")
             new = await texts.read(text, list(queue.places))
         job = await queue.accept(new)
         if wait_s > 0:
@@ -244,22 +235,22 @@ def application(queue: JobQueue, texts: TextProcess, access: Access, late: Count
 
     async def fetch(request: Request) -> Response:
         job = await _unless_gone(request, queue.job(request.path_params["id"], _wait_s(request)))
-        return told(404, UNKNOWN) if job is None else await _shown(request, job, 200)
+        return refusal(404, UNKNOWN) if job is None else await _shown(request, job, 200)
 
     async def cancel(request: Request) -> Response:
         job = await queue.cancel(request.path_params["id"])
-        return told(404, UNKNOWN) if job is None else await _shown(request, job, 200)
+        return refusal(404, UNKNOWN) if job is None else await _shown(request, job, 200)
 
     async def events(request: Request) -> Response:
         id = request.path_params["id"]
         if await queue.job(id) is None:
-            return told(404, UNKNOWN)
+            return refusal(404, UNKNOWN)
         return StreamingResponse(_stream(queue, id), media_type="text/event-stream", headers=HEADERS)
 
     async def problem(request: Request) -> Response:
         name, asked = request.path_params["name"], request.query_params
         if name not in catalog_names():
-            return told(404, f"no problem {name!r} in the catalog; there are: {', '.join(catalog_names())}")
+            return refusal(404, f"no problem {name!r} in the catalog; there are: {', '.join(catalog_names())}")
         found = await asyncio.to_thread(load_problem, name, asked.get("size"), asked.get("dtype"))
         return JSONResponse(found.model_dump(mode="json") | {"digest": found.digest})
 
@@ -292,10 +283,10 @@ def application(queue: JobQueue, texts: TextProcess, access: Access, late: Count
             shown |= await queue.store.do(queue.store.evidence, job.id)
         return Response(json.dumps(shown), 200 if ended else unfinished, HEADERS, "application/json")
 
-    def refusal(status: int, reason: str, sentence: str | None = None) -> Callable[[Request, Exception], Response]:
+    def counted(status: int, reason: str, sentence: str | None = None) -> Callable[[Request, Exception], Response]:
         def answer(_: Request, error: Exception) -> Response:
             refused[reason] += 1
-            response = told(status, sentence or str(error))
+            response = refusal(status, sentence or str(error))
             if isinstance(error, QueueFull | Draining | StoreError):
                 response.headers["retry-after"] = str(getattr(error, "retry_s", DRAINING_RETRY_S))
             return response
@@ -317,18 +308,17 @@ def application(queue: JobQueue, texts: TextProcess, access: Access, late: Count
             Route("/openapi.json", openapi),
             Route("/docs", docs),
         ],
-        middleware=[Middleware(Guard, access=access, refused=refused)],
         exception_handlers={
-            TooLarge: refusal(413, "size", largest),
-            RequestError: refusal(422, "request"),
-            ProblemError: refusal(422, "request"),
-            KeyTaken: refusal(409, "key", "another request was sent with this key; take a new one"),
-            QueueFull: refusal(429, "full"),
-            Draining: refusal(503, "draining", "the service is about to end; ask again when it is back"),
-            StoreError: refusal(503, "store"),
-            ClientDisconnect: refusal(400, "half", "the request was not sent whole"),
-            404: lambda *_: told(404, "there is no such thing here; see /docs"),
-            405: lambda *_: told(405, "that is not done here; see /docs"),
+            TooLarge: counted(413, "size", largest),
+            RequestError: counted(422, "request"),
+            ProblemError: counted(422, "request"),
+            KeyTaken: counted(409, "key", "another request was sent with this key; take a new one"),
+            QueueFull: counted(429, "full"),
+            Draining: counted(503, "draining", "the service is about to end; ask again when it is back"),
+            StoreError: counted(503, "store"),
+            ClientDisconnect: counted(400, "half", "the request was not sent whole"),
+            404: lambda *_: refusal(404, "there is no such thing here; see /docs"),
+            405: lambda *_: refusal(405, "that is not done here; see /docs"),
         },
     )
 
@@ -351,7 +341,7 @@ def _wait_s(request: Request) -> float:
 
 
 async def _unless_gone(request: Request, waiting: Awaitable[Job | None]) -> Job | None:
-    """What is waited for, unless the client goes away meanwhile: then nobody waits."""
+    """Return the awaited job. Raises `ClientDisconnect` where the client closes its connection meanwhile."""
     task = asyncio.ensure_future(waiting)
     gone = asyncio.ensure_future(_gone(request))
     try:
@@ -373,3 +363,24 @@ async def _stream(queue: JobQueue, id: str) -> AsyncIterator[str]:
     with suppress(StoreError):
         async for event in queue.events(id, SILENCE_S):
             yield ": still here\n\n" if event is None else f"event: {event}\ndata: {json.dumps({'id': id})}\n\n"
+
+
+class TooLarge(Exception):
+    """The body is larger than any that is accepted."""
+
+
+def refusal(status: int, sentence: str) -> JSONResponse:
+    return JSONResponse({"error": sentence}, status)
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the body. Raises `TooLarge`, before it is read where its length is given."""
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > LARGEST_BODY_BYTES:
+        raise TooLarge
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LARGEST_BODY_BYTES:
+            raise TooLarge
+    return bytes(body)

@@ -1,6 +1,6 @@
 """A worker's process that breaks off in its first answers, and then answers as the real one does: `KERNELWRIGHT_FAULT`.
 
-`python -m tests.sandbox.pool.workers.faulty THREADS ORDER`; FAULT is NAME:COUNT:FOLDER, for COUNT processes one after
+`python -m tests.sandbox.pool.faulty THREADS ORDER`; FAULT is NAME:COUNT:FOLDER, for COUNT processes one after
 the other. `KERNELWRIGHT_ANSWER` is what the real one would say, so that dozens of these import nothing of ours.
 """
 

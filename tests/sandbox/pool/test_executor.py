@@ -1,4 +1,4 @@
-"""The local executor with the real judge on declared devices: verdicts, lost workers, kinds."""
+"""Devices, and the local executor with the real judge on declared ones: verdicts, lost workers, kinds."""
 
 import asyncio
 import os
@@ -10,19 +10,51 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.sandbox.pool.local import LocalExecutor
+from kernelwright.sandbox.pool.executor import ExecutorError, LocalExecutor, ordinals, settings_on, shared_cores
+from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from tests.support.executors import QUICK, batch, declared, judged, outcome, right, wrong
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 TWO = sorted(os.sched_getaffinity(0))[:2]
 needs_two_cores = pytest.mark.skipif(len(TWO) < 2, reason="two declared devices need two cores")
+
+
+def test_the_judges_of_several_gpus_have_cores_of_their_own_or_all_where_there_are_fewer():
+    assert shared_cores(tuple(range(8)), 4) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert shared_cores((0, 1), 4) == [(0, 1)] * 4
+
+
+def test_a_worker_keeps_to_the_cores_that_were_chosen_with_no_more_threads_than_those():
+    first = min(os.sched_getaffinity(0))
+    settings = settings_on(Settings(min_pairs=4, threads=9), (first,))
+    assert (settings.cores, settings.threads, settings.min_pairs) == ((first,), 1, 4)
+    assert settings.model_fields_set == {"cores", "threads", "min_pairs"}, "all else is decided where it runs"
+
+
+def test_of_several_gpus_the_first_ones_are_taken_or_the_one_that_is_named():
+    assert list(ordinals(Settings(device="cuda"), None, 4)) == [0, 1, 2, 3]
+    assert list(ordinals(Settings(device="cuda"), 2, 4)) == [0, 1]
+    assert list(ordinals(Settings(device="cuda:2"), None, 4)) == [2]
+
+
+def test_one_gpu_by_its_number_is_not_several_and_one_beyond_those_there_are_is_the_machine_s_lack():
+    with pytest.raises(ExecutorError, match="cuda:2 is one device"):
+        ordinals(Settings(device="cuda:2"), 2, 4)
+    with pytest.raises(MachineError, match=r"no cuda:4: .*4 CUDA"):
+        ordinals(Settings(device="cuda:4"), None, 4)
+
+
+def test_a_worker_that_sees_one_gpu_has_it_as_the_first_and_one_that_sees_all_as_it_is_named():
+    chosen = Settings(device="cuda:2")
+    assert (settings_on(chosen, (0,)).device, settings_on(chosen, (0,), chosen.device).device) == ("cuda", "cuda:2")
 
 
 def executor(*kinds):
     return LocalExecutor(QUICK, 2, declared(kinds, TWO))
 
 
+@slow
 @pytest.mark.long
 @needs_two_cores
 def test_two_devices_give_the_verdicts_of_one():
@@ -32,6 +64,7 @@ def test_two_devices_give_the_verdicts_of_one():
     assert len(tally.busy_s) == 2
 
 
+@slow
 @needs_two_cores
 @pytest.mark.long
 def test_a_supervisor_killed_in_mid_batch_loses_nothing_and_repeats_only_its_own_work():
@@ -51,6 +84,7 @@ def test_a_supervisor_killed_in_mid_batch_loses_nothing_and_repeats_only_its_own
     assert tally.begun["time"] == 6 + tally.lost["time"] <= 7
 
 
+@slow
 @pytest.mark.long
 @needs_two_cores
 def test_a_build_pool_killed_in_mid_batch_loses_nothing():
@@ -67,6 +101,7 @@ def test_a_build_pool_killed_in_mid_batch_loses_nothing():
     assert tally.lost["build"] >= 1
 
 
+@slow
 @pytest.mark.long
 @needs_two_cores
 def test_results_belong_to_the_kind_that_was_asked_for():
@@ -88,6 +123,7 @@ def checked():
     return told[0]
 
 
+@slow
 def test_processes_start_with_the_executor_where_that_was_asked_for():
     async def started(at_once):
         executor = LocalExecutor(QUICK, 2, declared(["fake"], TWO), at_once)
@@ -99,6 +135,7 @@ def test_processes_start_with_the_executor_where_that_was_asked_for():
     assert all(asyncio.run(started(True))) and not any(asyncio.run(started(False)))
 
 
+@slow
 def test_one_process_builds_and_times_where_the_processor_is_one_device():
     async def processes():
         whole = LocalExecutor(Settings(), builders=2)
@@ -108,12 +145,14 @@ def test_one_process_builds_and_times_where_the_processor_is_one_device():
     assert asyncio.run(processes()) == {"local/0"}
 
 
-@pytest.mark.parametrize("module", ["kernelwright.sandbox.pool.serving", "kernelwright.sandbox.pool.ray.workers"])
+@slow
+@pytest.mark.parametrize("module", ["kernelwright.sandbox.pool.worker", "kernelwright.sandbox.pool.ray"])
 def test_a_process_becomes_a_judge_before_it_imports_torch(module):
     program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+@slow
 def test_a_check_tells_right_from_wrong_with_few_pairs_and_no_process_is_left_of_it(checked):
     found, pids = checked
     assert [outcome(one) == "passed" for one in found] == [True, False]

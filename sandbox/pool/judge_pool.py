@@ -1,0 +1,301 @@
+"""Many candidates judged from Python, as in a training loop; and the executors that a user can choose.
+
+    async with JudgePool(concurrency=8) as pool:
+        async for result in pool.judge_many([(problem, source), ...]):
+            reward = result.report["speedup_low"] or 0.0 if result.report else 0.0
+
+The work is done by a process next to the caller's, which imports torch and starts the jailed children; the caller's
+process runs neither a candidate nor a reference. Builds run side by side and timing one at a time, since two timings
+would disturb each other. Leaving the context, also by an exception or a cancellation, ends that process and everything
+that it started.
+"""
+
+import asyncio
+import sys
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import wraps
+from typing import Any, Literal, ParamSpec, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from kernelwright.problems import Problem
+from kernelwright.problems.problem import Record
+from kernelwright.sandbox.judge.given import (
+    GivenProblem,
+    GivenSource,
+    Pair,
+    candidate_given,
+    checked_pairs,
+    checked_problem,
+    checked_source,
+    problem_of,
+)
+from kernelwright.sandbox.pool.client import (
+    RefusedJob,
+    RemoteExecutor,
+    ServiceClient,
+    chosen_for_jobs,
+    job_request,
+)
+from kernelwright.sandbox.pool.executor import (
+    Executor,
+    ExecutorError,
+    LocalExecutor,
+    Lost,
+    Question,
+    Work,
+    WorkerProcess,
+    choose_kind,
+    own_cores,
+    settings_on,
+)
+from kernelwright.sandbox.verdict.memory import child_limit_bytes
+from kernelwright.sandbox.verdict.report import report
+from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright_child import driver
+
+NAMES = ("local", "ray")
+
+
+class Where(Record):
+    """The place of judging: this machine, a Ray cluster, or a running service."""
+
+    executor: Literal["local", "ray"] = "local"
+    address: str | None = None
+    """HOST:PORT of a Ray cluster's head; None for a cluster of this machine alone, made for the run."""
+    devices: int | None = None
+    """Number of devices of this machine; None for all CUDA devices, or the complete processor."""
+    kind: str | None = None
+    """A part of the name of the devices to use; needed only where there are several kinds."""
+    builders: int | None = None
+    """Builds at a time; None for one a core of this machine, or as many as a cluster offers."""
+    server: str | None = None
+    """Address of a running service, which judges in place of all of these."""
+
+    @property
+    def is_here(self) -> bool:
+        return self.executor == "local" and self.server is None
+
+
+def executor_for(choice: Where, settings: Settings, at_once: bool = False) -> Executor:
+    """Return the executor, not opened yet. Raises `ExecutorError` for choices that contradict each other.
+
+    `at_once`: this machine's processes start when it is opened, not when they are first needed.
+    """
+    if choice.server is not None:
+        return RemoteExecutor(settings, choice.server)
+    if choice.executor == "local":
+        if choice.address is not None:
+            raise ExecutorError(f"--address {choice.address} names a Ray cluster; add --executor ray, or leave it out")
+        return LocalExecutor(settings, choice.builders or len(own_cores()), choice.devices, at_once)
+    from kernelwright.sandbox.pool.ray import RayExecutor
+
+    return RayExecutor(settings, choice.address, choice.builders, choice.devices)
+
+
+def settled(choice: Where, settings: Settings) -> Where:
+    """Return the choice with its kind of device, so that a resumed run stays with that one; a cluster is asked.
+
+    Where nothing is chosen, it stays open.
+    """
+    if choice == Where():
+        return choice
+
+    async def kind() -> str:
+        executor = executor_for(choice, settings)
+        try:
+            return choose_kind(await executor.open(), choice.kind)[0].kind
+        finally:
+            await executor.close()
+
+    return choice.model_copy(update={"kind": asyncio.run(kind())})
+
+
+def as_far_as_there(choice: Where, settings: Settings) -> tuple[Where, Settings]:
+    """Return both with no more cores, memory and GPUs than this machine has; print a line where they change.
+
+    On a GPU these only decide how long a run takes. On a processor candidates are measured on its cores: where one is
+    missing, `ExecutorError` is raised.
+    """
+    if not choice.is_here:
+        return choice, settings
+    there = own_cores()
+    missing = sorted(set(settings.cores) - set(there))
+    if not settings.gpu:
+        if missing:
+            raise ExecutorError(
+                f"the run is measured on {len(settings.cores)} cores and this machine lacks {len(missing)} of them "
+                f"(core {missing[0]}); go on where it began, or start a new run here"
+            )
+        return choice, settings
+    devices = choice.devices and min(choice.devices, driver.device_count() or choice.devices)
+    if not missing and devices == choice.devices:
+        return choice, settings
+    cores = there if missing else settings.cores
+    memory_bytes = min(settings.memory_bytes, child_limit_bytes())
+    limits = {"cores": cores, "threads": min(settings.threads, len(cores)), "memory_bytes": memory_bytes}
+    began = f"{_count(len(settings.cores), 'core')} and {_count(choice.devices or 1, 'device')}"
+    now = f"{_count(len(cores), 'core')} and {_count(devices or 1, 'device')}"
+    print(f"kernelwright: going on with {now}; the run began with {began}", file=sys.stderr, flush=True)
+    return choice.model_copy(update={"devices": devices}), settings.model_copy(update=limits)
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"
+
+
+class JudgingError(RuntimeError):
+    """The judging cannot go on; the message is one sentence."""
+
+
+class Judged(BaseModel):
+    """Result of one pair: exactly one of `report` and `error`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    index: int
+    """Its position among the pairs, from 0."""
+    problem: str
+    """The problem's name; its given form where it cannot be loaded."""
+    report: dict[str, Any] | None = None
+    """The object of `kernelwright judge --json`, with all its keys."""
+    error: str | None = None
+    """Why a verdict is not possible: the problem or the machine cannot be used. Not the candidate's fault."""
+
+    @property
+    def passed(self) -> bool:
+        return self.report is not None and self.report["outcome"] == "passed"
+
+
+CONCURRENCY = 8
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _takes_in_flight(call: Callable[P, R]) -> Callable[P, R]:
+    """Accept `in_flight`, the old name of `concurrency`."""
+
+    @wraps(call)
+    def wrapper(*given: P.args, **named: P.kwargs) -> R:
+        if "in_flight" in named:
+            warnings.warn("in_flight is now concurrency", DeprecationWarning, stacklevel=2)
+            named["concurrency"] = named.pop("in_flight")
+        return call(*given, **named)
+
+    return wrapper
+
+
+class JudgePool:
+    """Judges pairs of problem and source, at most `concurrency` at a time. Use it as an asynchronous context."""
+
+    @_takes_in_flight
+    def __init__(
+        self, concurrency: int = CONCURRENCY, settings: Settings | None = None, server: str | None = None
+    ) -> None:
+        """`server`: address of a running service, which judges in place of a process next to this one."""
+        if concurrency < 1:
+            raise ValueError(f"concurrency is {concurrency}; it must be at least 1")
+        self.concurrency = concurrency
+        self.settings = settings
+        self.server = server
+        self._service: ServiceClient | None = None
+        self._worker: WorkerProcess | None = None
+        self._limit = asyncio.Semaphore(concurrency)
+
+    async def __aenter__(self) -> Self:
+        self.open()
+        if self._worker is not None:
+            await self._worker.started()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def open(self) -> Self:
+        """Allow judgings; the process starts with the first of them, or with the context."""
+        if self.server is not None:
+            self._service = ServiceClient(self.server)
+        else:
+            chosen = self.settings or Settings()
+            cores = chosen.cores if "cores" in chosen.model_fields_set else own_cores()
+            self._worker = WorkerProcess(settings_on(chosen, cores, chosen.device), self.concurrency)
+        return self
+
+    async def close(self) -> None:
+        worker, self._worker, self._service = self._worker, None, None
+        if worker is not None:
+            await asyncio.shield(asyncio.ensure_future(worker.close()))
+
+    async def judge(self, problem: GivenProblem, source: GivenSource) -> Judged:
+        """Return one verdict. Raises `JudgingError` where the process that judges ended before it.
+
+        Raises `ValueError` for something that is not a problem or not a source.
+        """
+        return await self._judge(0, checked_problem(problem), checked_source(source))
+
+    async def judge_many(self, pairs: Iterable[Pair]) -> AsyncIterator[Judged]:
+        """Yield a result for each pair, as they finish; `index` is the position of the pair.
+
+        All pairs are checked before anything is judged: raises `ValueError`, which names the wrong one.
+        """
+        tasks = [asyncio.create_task(self._judge(index, *pair)) for index, pair in enumerate(checked_pairs(pairs))]
+        try:
+            for done in asyncio.as_completed(tasks):
+                yield await done
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def judge_all(self, pairs: Iterable[Pair]) -> AsyncIterator[Judged]:
+        """Do the same as `judge_many`, under its old name."""
+        warnings.warn("JudgePool.judge_all is now judge_many", DeprecationWarning, stacklevel=2)
+        return self.judge_many(pairs)
+
+    async def _judge(self, index: int, problem: Problem | str, source: GivenSource) -> Judged:
+        async with self._limit:
+            try:
+                found = problem_of(problem)
+            except ValueError as error:
+                return Judged(index=index, problem=str(problem), error=str(error))
+            candidate = candidate_given(source)
+            if self._service is not None:
+                return await self._judge_there(self._service, index, found, candidate.source)
+            if self._worker is None:
+                raise JudgingError("the judging has ended; use it inside `async with JudgePool()`")
+            try:
+                answer = await self._worker.ask(Question(stage="time", work=Work(problem=found, candidate=candidate)))
+            except Lost:
+                raise JudgingError("the process that judges has ended; its output is on standard error") from None
+            if answer.verdict is None:
+                why = answer.error.message if answer.error else None
+                return Judged(index=index, problem=found.name, error=why)
+            return Judged(index=index, problem=found.name, report=await asyncio.to_thread(report, answer.verdict))
+
+    async def _judge_there(self, service: ServiceClient, index: int, problem: Problem, source: str) -> Judged:
+        asks = chosen_for_jobs(self.settings) if self.settings else {}
+        named = self.settings is not None and "device" in self.settings.model_fields_set
+        device = ("cuda" if self.settings.gpu else "cpu") if self.settings and named else None
+        try:
+            job = await service.judge(job_request(problem, source, asks, device))
+        except RefusedJob as error:
+            return Judged(index=index, problem=problem.name, error=str(error))
+        except ExecutorError as error:
+            raise JudgingError(str(error)) from None
+        why = (job["error"] or {}).get("message", "the job was cancelled") if job["report"] is None else None
+        return Judged(index=index, problem=problem.name, report=job["report"], error=why)
+
+
+@_takes_in_flight
+def judge_many(
+    pairs: Iterable[Pair], concurrency: int = CONCURRENCY, settings: Settings | None = None, server: str | None = None
+) -> list[Judged]:
+    """Return all results, in the order of the pairs, to a program that is not asynchronous. Raises the same."""
+    checked = checked_pairs(pairs)  # before a process is started
+
+    async def gather() -> list[Judged]:
+        async with JudgePool(concurrency, settings, server) as pool:
+            return [result async for result in pool.judge_many(checked)]
+
+    return sorted(asyncio.run(gather()), key=lambda result: result.index)

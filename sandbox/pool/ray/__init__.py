@@ -1,1 +1,0 @@
-"""The pool on a Ray cluster."""
