@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, Self
 
+from kernelwright.sandbox.machine import CHILD_ROOT
+
 LINE_BYTES = 256 * 2**20
 CHUNK_BYTES = 2**16
 ENDING_S = 20.0
