@@ -188,7 +188,7 @@ def _parsed(lines: Iterable[str]) -> Iterable[Checked]:
 
 
 NOT_HANDED_OVER = (
-    "{name} can not be judged: a second model of its class with the same weights and buffers answers otherwise, so no "
+    "{name} cannot be judged: a second model of its class with the same weights and buffers answers otherwise, so no "
     "candidate could be right; register what the constructor draws as a parameter or a buffer that is part of the state"
 )
 

@@ -1,6 +1,6 @@
 """The summary of a verdict, and metrics over many of them, each with its definition and source. Pure.
 
-None stands for "not correct", never 0, and every rate has the failures in its denominator. `docs/metrics.md` says the
+None means "not correct", never 0, and every rate has the failures in its denominator. `docs/metrics.md` says the
 same in prose.
 """
 
@@ -191,7 +191,7 @@ def kernel_label(verdict: Verdict, source: str, problem: Problem) -> str:
 
 
 class VerdictSummary(Record):
-    """A verdict in flat form, stored beside it; all tables are made from these. None where a field does not apply."""
+    """A verdict in flat form, stored next to it; all tables are made from these. None where a field does not apply."""
 
     outcome: str
     stage: str | None
@@ -234,7 +234,7 @@ class VerdictSummary(Record):
 
     @property
     def is_impossible(self) -> bool:
-        """Whether the time is below what any algorithm could take: no win, but something to explain."""
+        """True where the time is below that of any algorithm: no win, but something to explain."""
         limit = self.impossible_below_ms
         return limit is not None and self.candidate_ms is not None and self.candidate_ms < limit
 
@@ -248,7 +248,7 @@ class VerdictSummary(Record):
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the speedup counts as at most 1: too noisy, or not confirmed by the judge's clock."""
+        """True where the speedup counts as at most 1: too noisy, or not confirmed by the judge's clock."""
         return self.comparison in DOUBTS
 
     def against(self, baseline: str) -> float | None:

@@ -166,7 +166,7 @@ def source_of(solution: Solution, definition: Definition | None) -> str:
     elif suffix in NATIVE:
         source = _native(solution, texts, symbol)
     else:
-        raise Unsupported(f"{solution.name}: an entry point in a {suffix or 'nameless'} file can not be called")
+        raise Unsupported(f"{solution.name}: an entry point in a {suffix or 'nameless'} file cannot be called")
     if not solution.spec.destination_passing_style:
         return source + "\n" + RETURNING
     if definition is None:
@@ -230,7 +230,7 @@ def _filling(definition: Definition) -> str:
     computed = {name: axis.expression for name, axis in definition.axes.items() if axis.expression}
     for axis in {axis for spec in definition.outputs.values() for axis in spec.shape or ()}:
         if axis not in sizes and axis not in computed:
-            raise Unsupported(f"{definition.name}: no input tells the size of axis {axis!r} of an output")
+            raise Unsupported(f"{definition.name}: no input has the size of axis {axis!r} of an output")
     tensors = [name for name, spec in definition.inputs.items() if spec.shape is not None]
     outputs = [
         f"_torch.empty([{', '.join(f'sizes[{axis!r}]' for axis in spec.shape or ())}], "
