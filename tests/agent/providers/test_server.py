@@ -372,6 +372,11 @@ def test_usage_of_a_response_is_read_and_what_is_unknown_is_none(usage, expected
     assert used(responded(Answer(response(usage=usage)))) == (*expected, None)
 
 
+def test_a_cost_that_a_server_states_is_read_from_a_response_too():
+    usage = {"input_tokens": 9, "output_tokens": 8, "cost": 0.25}
+    assert responded(Answer(response(usage=usage)))[0].usage.cost_usd == 0.25
+
+
 @pytest.mark.parametrize(
     "answer",
     [Answer("<html>Welcome</html>"), Answer({"status": "ok"}), Answer(["no", "object"]), Answer({"output": "words"})],
