@@ -185,11 +185,17 @@ def foreign_load(cores: tuple[int, ...]) -> int:
     """Count the threads that compute on these cores, or wait for one, beside this process and its descendants."""
     if int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) <= 1:  # this thread
         return 0
-    own, count = {os.getpid(), *descendants(os.getpid())}, 0
-    for path in Path("/proc").glob("[0-9]*/task/*/stat"):
-        with contextlib.suppress(OSError):
-            if int(path.parts[2]) not in own:
-                fields = path.read_bytes().rpartition(b")")[2].split()
+    own = {os.getpid(), *descendants(os.getpid())}
+    return sum(computing(process, cores) for process in Path("/proc").glob("[0-9]*") if int(process.name) not in own)
+
+
+def computing(process: Path, cores: tuple[int, ...]) -> int:
+    """Count the threads of a process in /proc that compute on these cores, or wait for one; none where it has ended."""
+    count = 0
+    with contextlib.suppress(OSError):
+        for thread in (process / "task").iterdir():
+            with contextlib.suppress(OSError):
+                fields = (thread / "stat").read_bytes().rpartition(b")")[2].split()
                 count += fields[0] == b"R" and int(fields[RAN_ON]) in cores
     return count
 

@@ -15,6 +15,7 @@ import pytest
 
 from kernelwright.sandbox.locks import (
     WaitLimit,
+    computing,
     foreign_load,
     measuring,
     open_own,
@@ -310,6 +311,13 @@ def meeting(core, wait, times=1):
     call = f"report_load({(core, *range(1000, 1000 + MANY))}, {MANY + 1 - SOME}, {wait})"
     code = f"from kernelwright.sandbox.locks import report_load\nfor _ in range({times}): {call}"
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+
+def test_a_process_that_has_ended_meanwhile_is_no_load():
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    cores = tuple(os.sched_getaffinity(0))
+    assert computing(Path(f"/proc/{gone.pid}"), cores) == 0 < computing(Path(f"/proc/{os.getpid()}"), cores)
 
 
 @pytest.mark.slow
