@@ -36,10 +36,8 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from datetime import UTC, datetime
 from pathlib import Path
-from kernelwright.sandbox.pool.protocol import Conditions
 from kernelwright.evals.verdict_store import Judgement, VerdictStore
 from kernelwright.sandbox.pool.executor import Conditions
-from kernelwright.evals.scores.judgements import Judgement, Judgements
 from tests.support.runs import failed
 
 conditions = Conditions(judge_version="h", device="d", torch="2", settings="{}")

@@ -68,7 +68,7 @@ ANSWERS = {
     7: reply_with("1.9"),
 }
 """By attempt: a wrong draft, a right one, the first one's repair without code, its repair, and three improvements."""
-SESSION_FILE = [
+STORY = [
     ("propose", None, "failed at check"),
     ("propose", None, "passed"),
     ("repair", 1, "no candidate (no_code)"),

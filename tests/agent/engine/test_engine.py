@@ -16,11 +16,11 @@ from kernelwright.agent.providers import AnswerPending, NoMoreAnswers, ProviderE
 from kernelwright.agent.strategies import Step, Stop, StrategyError
 from kernelwright.problems import Problem
 from kernelwright.sandbox.verdict.errors import MachineError
-from tests.agent.providers.test_recorded import STORY
 from tests.support.search import (
     ANSWERS,
     CONFIG,
     PROBLEM,
+    STORY,
     ReadingEvaluator,
     Scripted,
     new_log,

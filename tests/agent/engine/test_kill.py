@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.agent.providers.test_recorded import STORY
-from tests.support.search import CONFIGS, killed_searches, outline
+from tests.support.search import CONFIGS, STORY, killed_searches, outline
 
 pytestmark = pytest.mark.slow
 
