@@ -178,7 +178,7 @@ def try_checkout():
 def try_import():
     """importing the package with the references"""
     try:
-        from tests.agent.providers.test_recorded import catalog
+        from kernelwright.problems import catalog
     except ImportError:
         return False
     return list(catalog.__path__) and os.listdir(next(iter(catalog.__path__)))
