@@ -149,3 +149,8 @@ class Settings(Record):
     def ordinal(self) -> int:
         """The number of the CUDA device among those that this process sees; 0 where none is named."""
         return int(self.device.partition(":")[2] or 0)
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether children may be started, asked and ended next to each other; a device has one user at a time."""
+        return not self.gpu

@@ -115,7 +115,7 @@ def test_calls_at_once_share_one_judge_and_another_device_or_a_profile_has_its_o
     async def asked():
         async with tools:
             wanted = [("cpu", False)] * 4 + [("cuda", True)]
-            return await asyncio.gather(*(tools._judge_on(*one) for one in wanted))
+            return [tools._pool_on(*one) for one in wanted]
 
     *same, other = asyncio.run(asked())
     assert len(set(same)) == 1 and other not in same

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from bench.results.hazards import check_hazards
+from bench.results.hazards import check_hazards, read_hazards
 from bench.results.index import read_index
-from kernelwright.sandbox.gpu_tools import parse_hazards, sanitizer_command
 from kernelwright.sandbox.gpu_tools import parse_hazards as read
+from kernelwright.sandbox.gpu_tools import sanitizer_command
 from tests.bench.results.walk import ROOT
 
 SUMMARIES = {
@@ -39,4 +39,4 @@ def test_what_has_an_outcome_is_not_run_again(tmp_path):
     (tmp_path / "index.json").write_text(index.model_dump_json())
     known = {row.facts.best.candidate_digest: {"racecheck": "clean"} for row in index.rows if row.facts.best}
     (tmp_path / "hazards.json").write_text(json.dumps(known))
-    assert check_hazards(tmp_path, tmp_path, pytest.fail) == 0 and parse_hazards(tmp_path) == known
+    assert check_hazards(tmp_path, tmp_path, pytest.fail) == 0 and read_hazards(tmp_path) == known
