@@ -6,6 +6,7 @@ so that budgets fall with the code.
 """
 
 import ast
+import re
 import sys
 import tomllib
 from collections import Counter
@@ -34,6 +35,13 @@ TEXTS = frozenset({"catalog", "examples"})
 """Folders of programs that ship as data."""
 CORPORA = frozenset({"hostile", "honest", "gpu"})
 """Folders of tests whose size has no budget: candidates that are judged."""
+
+BACKENDS = frozenset({"cpu.py", "gpu.py", "backends.py"})
+"""Where the device may be asked for; `gpu_*.py` is of a device alone."""
+BRANCH = re.compile(
+    r"""\.gpu\b|\bis_cuda\b|(?:==|!=|\bin) \(?["'](?:cpu|cuda)["']|isinstance\([^)]*(?:Gpu|Session|Backend)"""
+)
+"""A branch on the device, or on what stands for it."""
 
 
 class Module(NamedTuple):
@@ -130,7 +138,18 @@ def _reached(name: str, graph: dict[str, list[str]]) -> set[str]:
 def measured() -> dict[str, int]:
     shipped = [module.path for module in modules().values()]
     tests = [path for path in (ROOT / "tests").rglob("*.py") if not CORPORA & set(path.relative_to(ROOT).parts)]
-    return {"shipped_lines": _lines(shipped), "shipped_files": len(shipped), "test_lines": _lines(tests)}
+    sizes = {"shipped_lines": _lines(shipped), "shipped_files": len(shipped), "test_lines": _lines(tests)}
+    return sizes | {"device_branches": len(list(device_branches()))}
+
+
+def device_branches() -> Iterator[str]:
+    """Branches on the device in what judges, outside the backends: `path:line` of each."""
+    for module in modules().values():
+        is_judge = module.package in ("sandbox", "kernelwright_child") and module.room not in ("pool", "service")
+        if is_judge and module.path.name not in BACKENDS and not module.path.name.startswith("gpu_"):
+            for number, line in enumerate(module.path.read_text(encoding="utf-8").splitlines(), 1):
+                if BRANCH.search(line):
+                    yield f"{module.path.relative_to(ROOT)}:{number}"
 
 
 def _lines(paths: list[Path]) -> int:
