@@ -43,11 +43,11 @@ class CpuBackend(Backend):
 
     def peaks(self) -> Peaks:
         """Measured where they are not remembered. Raises `MachineError` where they cannot be."""
-        return peaks_here(gpu=False, threads=self.settings.threads)
+        return peaks_here(self.settings.gpu, self.settings.threads)
 
     def peaks_again(self) -> Peaks:
         """The better of these and of another measurement."""
-        return measured_again(gpu=False, threads=self.settings.threads)
+        return measured_again(self.settings.gpu, self.settings.threads)
 
     def memory_explained(self, problem: Problem, baselines: Baselines, built: Built) -> AbstractContextManager[None]:
         """Within it memory that is missing is the candidate's fault or the problem's, as far as that can be told."""
@@ -57,6 +57,9 @@ class CpuBackend(Backend):
         """Have the CUDA tools of the settings look at a candidate once the judging inside has ended."""
         return nullcontext()
 
+    def free_device_memory(self) -> None:
+        """Give back device memory that this process keeps; processors have none."""
+
     def release_memory(self) -> None:
-        """Give memory back that this process keeps for its next problem."""
+        """Give back all memory that this process keeps, so that it does not count for another problem."""
         give_back_freed_memory()

@@ -20,13 +20,11 @@ from kernelwright.sandbox.gpu_tools import Subject, looked_at
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.locks import PATIENT, WaitLimit, processor_lock
-from kernelwright.sandbox.peaks import measured_again, peaks_here
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.gpu_baselines import GpuBaselines
 from kernelwright.sandbox.timing.paired import Timing
 from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedHere
 from kernelwright.sandbox.verdict.memory import gib
-from kernelwright.sandbox.verdict.roofline import Peaks
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child.driver import CudaError
@@ -45,7 +43,6 @@ class GpuBackend(CpuBackend):
 
     kind = "cuda"
     most_parallel = None
-    asks_in_parallel = False
     import_wall = 1  # others wait for the device
     measures_peaks_first = True
 
@@ -103,12 +100,6 @@ class GpuBackend(CpuBackend):
         assert isinstance(baselines, GpuBaselines)
         return baselines.known_status is not None and not baselines.first.needs.is_large
 
-    def peaks(self) -> Peaks:
-        return peaks_here(gpu=True, threads=self.settings.threads)
-
-    def peaks_again(self) -> Peaks:
-        return measured_again(gpu=True, threads=self.settings.threads)
-
     @contextmanager
     def memory_explained(self, problem: Problem, baselines: Baselines, built: Built) -> Iterator[None]:
         """Raise `StageFailed` or `UnsupportedHere` where the device's memory does not suffice.
@@ -150,5 +141,8 @@ class GpuBackend(CpuBackend):
     def looking(self, subject: Subject) -> AbstractContextManager[None]:
         return looked_at(subject) if self.settings.sanitize or self.settings.profile else nullcontext()
 
-    def release_memory(self) -> None:
+    def free_device_memory(self) -> None:
         free_cached_memory()
+
+    def release_memory(self) -> None:
+        self.free_device_memory()

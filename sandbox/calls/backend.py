@@ -17,7 +17,7 @@ Made = TypeVar("Made")
 
 
 class Backend:
-    """The processors of this machine. A backend is chosen once, by `backend_of`; nothing else asks for the device."""
+    """The processors of this machine. A backend is chosen once, by `backend_of`."""
 
     kind = "cpu"
     """In keys of stored facts."""
@@ -25,8 +25,6 @@ class Backend:
     """Workers that are started before a candidate's build is done: each more would disturb a timing."""
     most_parallel: int | None = 2
     """References that start at a time: more would only wait for each other's memory. None for all."""
-    asks_in_parallel = True
-    """Whether children may be started, asked and ended next to each other; a device has one user at a time."""
     certain_bytes = CERTAIN_BYTES
     """Inputs below this are no reason to plan a call's memory before one; 0 to plan it whatever the inputs."""
     import_wall = WALL

@@ -425,7 +425,8 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGSTOP)
         start = last = time.monotonic()
-        counted_s, used_ms, pause_s = 0.0, self.cpu_ms(), POLL_S
+        # Its clock is read at the first look, not here: this is within a timed call, and most children stop at once.
+        counted_s, used_ms, pause_s = 0.0, -1.0, POLL_S
         while not _has_stopped(self.pid):
             now = time.monotonic()
             if now - last >= STARVED_S:

@@ -80,7 +80,7 @@ class Judge:
     def close(self) -> None:
         self.stop()
         self._baselines.close()
-        self.backend.release_memory()
+        self.backend.free_device_memory()
 
     def judge(self, candidate: GivenSource) -> Verdict:
         """Scan, build, load, run, check and time one candidate."""
@@ -238,7 +238,7 @@ class Judge:
         """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
         with self.backend.timing(self._baselines, best_speedup) as timing:
             built.errors = timing.errors
-            if self.backend.asks_in_parallel:
+            if self.settings.side_by_side:
                 timing.at_the_end = lambda: self._start_ahead(built, timing)
             is_enough = False
             while not is_enough:
@@ -309,7 +309,7 @@ class Judge:
 
     def _observe(self, built: Built) -> str:
         """See what runs in a call, in a process that is not timed any more; return why the policy forbids it."""
-        if not self.backend.asks_in_parallel:
+        if not self.settings.side_by_side:
             _ = self._baselines.status  # before a worker has memory of the device, or known already
         reference, gradients = self._baselines.first, self.problem.direction != "forward"
         is_loaded = built.worker is not None
@@ -318,7 +318,7 @@ class Judge:
             with self._spare_made(), built.stage("check"):
                 if not is_loaded:
                     self._load(built, session, reference)
-                with in_background(lambda: self._baselines.status, beside=self.backend.asks_in_parallel):
+                with in_background(lambda: self._baselines.status, beside=self.settings.side_by_side):
                     observed = Observed.read(session.observe(values, gradients))
         except StageFailed as stop:
             observed = Observed(error=stop.reason[:200] or "it ended without a word")

@@ -190,7 +190,6 @@ class Timing:
 
     def __init__(self, baselines: Baselines, settings: Settings, best_speedup: float | None = None) -> None:
         self._baselines, self._settings, self._best_speedup = baselines, settings, best_speedup
-        self._in_parallel = baselines.backend.asks_in_parallel
         self._tolerance = tolerance_of(baselines.problem, settings.accuracy)
         self._rule = tolerance_of(baselines.problem, KERNELBENCH)
         self._allowed = IEEE
@@ -235,9 +234,7 @@ class Timing:
             theirs = self.baseline.show(values)
             size = theirs.output.size
             if turn == 0:
-                with in_background(
-                    partial(self.baseline.expect, size), beside=self._baselines.backend.asks_in_parallel
-                ):
+                with in_background(partial(self.baseline.expect, size), beside=self._settings.side_by_side):
                     session.expect(size)
                 session.returns_inputs = self.baseline.returns_inputs
             self.baseline.keep(theirs.output)  # before the candidate runs, who might find where it lies
@@ -276,7 +273,7 @@ class Timing:
 
     def retire(self, session: Session) -> None:
         """End a worker whose part is done, while the next one starts; it has ended before anything is timed again."""
-        if self._in_parallel:
+        if self._settings.side_by_side:
             self._retired = self._beside.submit(session.close)
         else:
             session.close()
