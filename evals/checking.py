@@ -15,9 +15,8 @@ from kernelwright.problems.formats.reading import json_lines
 from kernelwright.problems.problem import Record
 from kernelwright.problems.source import lint_source
 from kernelwright.sandbox.backends import backend_of
-from kernelwright.sandbox.calls.exact_on_device import PartOfReference
 from kernelwright.sandbox.calls.memory_planning import refusal_by_text
-from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.calls.reference import ReferenceSession, StatusSubject
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch, tolerance_of
 from kernelwright.sandbox.correctness.lint import SEED, Finding, TimedResult, examine, status_of
 from kernelwright.sandbox.cpu import CpuBackend
@@ -194,7 +193,7 @@ NOT_HANDED_OVER = (
 
 
 class _Reweighted:
-    def __init__(self, subject: ReferenceSession | PartOfReference) -> None:
+    def __init__(self, subject: StatusSubject) -> None:
         self._subject = subject
 
     def call(self, values: Values) -> TimedResult:

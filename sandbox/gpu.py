@@ -7,8 +7,8 @@ from typing import TypeVar
 import torch
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.buffers import OUT_OF_MEMORY, free_cached_memory
-from kernelwright.sandbox.calls.device import CudaDevice, device_of
+from kernelwright.sandbox.calls.gpu_buffers import OUT_OF_MEMORY, free_cached_memory
+from kernelwright.sandbox.calls.gpu_device import CudaDevice, device_of
 from kernelwright.sandbox.calls.gpu_reference import GpuReference
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.calls.memory_planning import CONTEXT_BYTES, ON_DEVICE, refusal

@@ -1,6 +1,6 @@
 """Timing on a GPU: all sides by one clock, on the same inputs, in balanced order, and checked by the judge's own clock.
 
-Every side issues its calls ahead and gets its inputs dealt (`dealt_chain`): the time on the device is that of its
+Every side issues its calls ahead and gets its inputs dealt (`gpu_chain`): the time on the device is that of its
 events, the host ahead and the L2 cache cold. What the candidate's process reports counts only as far as the judge's own
 stamps support it. A program that waits for the device itself is timed call by call, as it is issued.
 """
@@ -14,8 +14,8 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from kernelwright.sandbox.calls.buffers import free_cached_memory
-from kernelwright.sandbox.calls.dealt_chain import (
+from kernelwright.sandbox.calls.gpu_buffers import free_cached_memory
+from kernelwright.sandbox.calls.gpu_chain import (
     CannotIssueAhead,
     Chain,
     Link,
@@ -24,11 +24,11 @@ from kernelwright.sandbox.calls.dealt_chain import (
     rehearse,
     run_chain,
 )
-from kernelwright.sandbox.calls.device import CudaDevice, Timed
+from kernelwright.sandbox.calls.gpu_device import CudaDevice
 from kernelwright.sandbox.calls.gpu_reference import GpuReference
 from kernelwright.sandbox.calls.gpu_session import CHANGED_INPUT, GpuSession
 from kernelwright.sandbox.calls.reference import PATIENCE, Precision, ReferenceSession
-from kernelwright.sandbox.calls.sessions import Misbehaved, Session
+from kernelwright.sandbox.calls.sessions import Misbehaved, Session, Timed
 from kernelwright.sandbox.calls.timeouts import FirstCallTimeout
 from kernelwright.sandbox.clocks import ClockSample, steady
 from kernelwright.sandbox.tensors import RawTensor, Values

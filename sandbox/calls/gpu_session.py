@@ -8,18 +8,20 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from kernelwright.sandbox.calls.buffers import Allocations, Glance, Layout, Lent, Shown, fetch, relieve
-from kernelwright.sandbox.calls.dealing import ISSUE_FACTOR, ISSUE_S, RUN_S, Flags
-from kernelwright.sandbox.calls.device import CudaDevice, Prepared, Timed, Witnessed
+from kernelwright.sandbox.calls.gpu_buffers import Allocations, Glance, Layout, Lent, Shown, fetch, relieve
+from kernelwright.sandbox.calls.gpu_device import ISSUE_FACTOR, ISSUE_S, RUN_S, CudaDevice, Flags
 from kernelwright.sandbox.calls.memory_planning import Needs
 from kernelwright.sandbox.calls.sessions import (
     LEAST_BYTES,
     OBSERVING,
     ROOM,
     Misbehaved,
+    Prepared,
     Refused,
     Session,
+    Timed,
     Timeout,
+    Witnessed,
     question,
 )
 from kernelwright.sandbox.jail.layers import Kind

@@ -2,19 +2,17 @@
 
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import Backend
-from kernelwright.sandbox.calls.device import Timed
-from kernelwright.sandbox.calls.exact_on_device import PartOfReference
 from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, Needs, planned, require_room
-from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
+from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session, Timed
 from kernelwright.sandbox.correctness.compare import mismatch, tolerance_of
 from kernelwright.sandbox.correctness.families import changed
-from kernelwright.sandbox.correctness.lint import OVERALL, draws, quick_status
+from kernelwright.sandbox.correctness.lint import OVERALL, RunningReference, draws, quick_status
 from kernelwright.sandbox.jail.process import ChildGone, ChildLate
 from kernelwright.sandbox.storage import Store, status_key
 from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, alone, poisoned
@@ -78,6 +76,13 @@ class CompiledGraphs(NamedTuple):
     def is_new(self) -> bool:
         """Whether there is anything that was not there before."""
         return self.made > 0 or self.found == 0
+
+
+class StatusSubject(RunningReference, Protocol):
+    """A reference of which the problem's status can be found: all of it, or on a part of its inputs."""
+
+    def reweighted(self) -> AbstractContextManager[Values]:
+        """Give the model other weights within the block."""
 
 
 class ReferenceSession:
@@ -430,7 +435,7 @@ class ReferenceSession:
             return quick_status(subject, tolerance, self.problem.values.without)
 
     @contextmanager
-    def subject(self) -> Iterator["ReferenceSession | PartOfReference"]:
+    def subject(self) -> Iterator[StatusSubject]:
         """The subject of `lint`: this, or a part of a large one, which shows as much."""
         yield self
 

@@ -3,10 +3,10 @@
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from kernelwright.sandbox.calls.device import Timed, beyond_threads
 from kernelwright.sandbox.calls.timeouts import CallTimeout, FirstCallTimeout, ImportTimeout
+from kernelwright.sandbox.clocks import ClockSample
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.jail.process import TELLS_REST, Child, ChildGone, ChildLate
 from kernelwright.sandbox.logs import escaped, one_line
@@ -61,6 +61,73 @@ IDLE_MS, LEAVING_MS = 0.0, 5.0
 None: a thread that is off its core runs again only if it is woken. Where the kernel does not tell when that is so, a
 thread may still be leaving its core when the clock stops.
 """
+
+
+CLOCKS, CLOCKS_MS = 0.02, 0.05
+"""By how much, of the time and at least, the kernel's clock of a process may be off the judge's in one call."""
+
+
+LATE_MS, LATE_SHARE = 0.03, 0.25
+"""Excess over an idle device that the judge's own work may take: the larger of a time and a share."""
+ANSWER_MS = 0.4
+"""An idle device does a little work for the judge within this time, on the host's clock."""
+
+
+class Prepared(NamedTuple):
+    """Times of the judge's own work before a call, in ms."""
+
+    taken_ms: float
+    """On the device's clock."""
+    idle_ms: float
+    """The same on an idle device."""
+    answer_ms: float = 0.0
+    """The longest that the device took to do next to nothing, on the host's clock, before the inputs appeared."""
+
+    @property
+    def was_idle(self) -> bool:
+        """False where something else ran meanwhile.
+
+        Contexts of different processes have the device in turns of a millisecond or two. Work of a child that stands
+        still (queued before, or a kernel that stays) makes the judge wait for its turn, which the host's clock sees.
+        Where a turn of the judge's ends within its own work, that work takes longer, which the device's clock sees.
+        """
+        in_time = self.taken_ms - self.idle_ms <= max(LATE_MS, LATE_SHARE * self.idle_ms)
+        return in_time and self.answer_ms <= ANSWER_MS
+
+
+class Witnessed(NamedTuple):
+    """Observations of one call on the device, besides its time on the judge's clock."""
+
+    device_ms: float | None
+    """Time of the device's events, as the worker reports it. A hint."""
+    prepared: Prepared
+    clocks: ClockSample | None
+    made_twice: bool = False
+    """Whether a candidate made it once more on the same values, after one for which memory was missing: the first may
+    have done the work."""
+
+
+class Timed(NamedTuple):
+    """One call's result, its time on the judge's clock, and the processor time of all threads of the child."""
+
+    output: Values
+    milliseconds: float
+    cpu_ms: float
+    device: Witnessed | None = None
+    """Further observations of a call on a GPU."""
+
+
+def beyond_threads(settings: Settings, milliseconds: float, cpu_ms: float) -> str:
+    """Say how a candidate's call used more processor time than its threads can; empty where it did not.
+
+    A child that is timed has a core a thread, and all threads that it starts stay there, however many they are. So it
+    takes moving them to other cores.
+    """
+    threads = settings.threads
+    if threads >= len(settings.cores) or cpu_ms <= threads * (milliseconds * (1 + CLOCKS) + CLOCKS_MS):
+        return ""
+    used = f"{cpu_ms:.2f} ms of processor time in a call of {milliseconds:.2f} ms"
+    return f"the candidate used {used}, more than --threads {threads} allows"
 
 
 def question(op: str, values: Values, changes: Sequence[int] = ()) -> dict[str, Any]:

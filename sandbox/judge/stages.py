@@ -121,7 +121,7 @@ class SpareWorkers:
             raise
         self._keep(warm)
         if self._forget is None:
-            from kernelwright.sandbox.calls.buffers import register
+            from kernelwright.sandbox.calls.gpu_buffers import register
 
             self._forget = register(self.give_up, self._backend.settings.ordinal)
 

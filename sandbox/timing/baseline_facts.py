@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record
-from kernelwright.sandbox.calls.device import Timed
 from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.calls.sessions import Timed
 from kernelwright.sandbox.correctness.compare import (
     Checks,
     ExactCase,
@@ -101,7 +101,7 @@ def processor_kind() -> str:
 def _device(ordinal: int) -> tuple[str, tuple[tuple[str, str], ...]]:
     import torch
 
-    from kernelwright.sandbox.calls.device import device_of
+    from kernelwright.sandbox.calls.gpu_device import device_of
     from kernelwright.sandbox.clocks import Clocks
 
     device = device_of(Settings(device=f"cuda:{ordinal}"))

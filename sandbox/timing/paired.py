@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, Self, get_args
 
-from kernelwright.sandbox.calls.device import Timed
 from kernelwright.sandbox.calls.reference import ReferenceSession, operation
-from kernelwright.sandbox.calls.sessions import Session
+from kernelwright.sandbox.calls.sessions import Session, Timed
 from kernelwright.sandbox.correctness.compare import (
     IEEE,
     KERNELBENCH,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.device import Timed
+from kernelwright.sandbox.calls.sessions import Timed
 from kernelwright.sandbox.storage import Key, Store, baseline_key
 from kernelwright.sandbox.timing.baseline_facts import place_of
 from kernelwright.sandbox.verdict.errors import MachineError

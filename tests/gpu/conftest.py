@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernelwright.sandbox.calls.device import first_device
+from kernelwright.sandbox.calls.gpu_device import first_device
 from kernelwright_child import driver
 
 

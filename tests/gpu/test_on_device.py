@@ -14,7 +14,7 @@ from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.view import View
 from kernelwright.agent.scheduler import measuring
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.buffers import Lent, Shown, fetch, poison, seen
+from kernelwright.sandbox.calls.gpu_buffers import Lent, Shown, fetch, poison, seen
 from kernelwright.sandbox.gpu_tools import program
 from kernelwright.sandbox.judge.doctor import gpu_findings
 from kernelwright.sandbox.judge.judging import judge

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from kernelwright.sandbox.calls.buffers import POISON_WORD, PROBES, Allocations, Glance, comb
-from kernelwright.sandbox.calls.device import Prepared
+from kernelwright.sandbox.calls.gpu_buffers import POISON_WORD, PROBES, Allocations, Glance, comb
+from kernelwright.sandbox.calls.sessions import Prepared
 from kernelwright.sandbox.clocks import ClockSample, steady
 from kernelwright.sandbox.locks import DeviceLock, WaitLimit, device_holder, device_path
 from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, alone

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from kernelwright.sandbox.calls.device import CudaDevice
+from kernelwright.sandbox.calls.gpu_device import CudaDevice
 from kernelwright.sandbox.locks import device_path
 from kernelwright.sandbox.verdict.errors import MachineError
 

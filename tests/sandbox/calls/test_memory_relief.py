@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from kernelwright.sandbox.calls.buffers import register, with_relief
+from kernelwright.sandbox.calls.gpu_buffers import register, with_relief
 from kernelwright.sandbox.verdict.errors import BrokenProblem
 
 

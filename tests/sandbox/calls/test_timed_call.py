@@ -1,6 +1,6 @@
 import pytest
 
-from kernelwright.sandbox.calls.device import beyond_threads
+from kernelwright.sandbox.calls.sessions import beyond_threads
 from kernelwright.sandbox.verdict.settings import Settings
 
 TWO_OF_THREE = Settings(threads=2, cores=(0, 1, 2))

@@ -1,4 +1,4 @@
-"""Chains of calls that a child issues ahead and the judge deals inputs to; see `dealing`."""
+"""Chains of calls that a child issues ahead, with inputs that the judge hands over one by one; see `gpu_device`."""
 
 import math
 import statistics
@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kernelwright.sandbox.calls.buffers import Shown, with_relief
-from kernelwright.sandbox.calls.dealing import Flags, Turn
+from kernelwright.sandbox.calls.gpu_buffers import Shown, with_relief
+from kernelwright.sandbox.calls.gpu_device import Flags, Turn
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.clocks import ClockSample
 from kernelwright.sandbox.jail.process import ChildLate
