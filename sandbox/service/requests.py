@@ -44,7 +44,9 @@ class JobRequest(Record):
     source: Text = Field(description="The candidate: Python that defines ModelNew.")
     device: PlaceName | None = Field(default=None, description="Default: what the source asks for.")
     effort: JudgingEffort | None = Field(default=None, description="How sure the verdict has to be; default: rank.")
-    beat: float | None = Field(default=None, gt=0, description="At effort `search`: the speedup of the best so far.")
+    beat: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="At effort `search`: the speedup of the best so far."
+    )
     settings: JobSettings = JobSettings()
     stage: Stage = Field(default="time", description="`check` is effort `screen`.")
     fresh: bool = Field(default=False, description="By reference processes of its own, with seeds of their own.")
@@ -78,8 +80,11 @@ def read_request(text: str, places: Collection[PlaceName]) -> NewJob:
     except ProblemError as error:
         raise RequestError(str(error)) from None
     work = Work(problem=problem, candidate=candidate, fresh=asked.fresh, beat=asked.beat, asks=_asks(asked))
+    kept = work.model_dump_json()
+    if Work.model_validate_json(kept) != work:  # JSON has no infinity, which a record's details may hold
+        raise RequestError("the request holds a number that cannot be kept, such as Infinity; leave it out")
     return NewJob(
-        work=work.model_dump_json(),
+        work=kept,
         stage=asked.stage,
         place=place,
         problem=problem.name,
@@ -147,23 +152,28 @@ def _asks(asked: JobRequest) -> dict[str, JsonValue]:
 MODULE = "kernelwright.sandbox.service.requests"
 MEMORY_BYTES = 2 * 2**30
 ANSWER_S = 5.0
-"""For one text; the judge parses it several times, with others waiting for it."""
+"""Limit on the reading of one request; the judge parses its texts several times, with others waiting for it."""
 START_S = 120.0
+SMALL_LETTERS = 2**16
+"""Requests up to this length are read in processes of their own: no larger one delays them."""
+SMALL_READERS, LARGE_READERS = 2, 2
 
 
-class TextProcess:
-    """Reads one request at a time; use it from one event loop, and close it."""
+class TextReader:
+    """One process that reads one request at a time."""
 
     def __init__(self) -> None:
-        self._process = ProcessOnDemand(MODULE)
-        self._one_at_a_time = asyncio.Lock()
+        self.process = ProcessOnDemand(MODULE)
+        self.lock = asyncio.Lock()
+        self.waiting = 0
 
     async def read(self, text: str, places: Collection[PlaceName]) -> NewJob:
         """Return the job of a request. Its time begins when the process is free. Raises `RequestError`."""
+        self.waiting += 1
         try:
-            async with self._one_at_a_time:
-                is_new = self._process.pid is None
-                process = await self._process.started()
+            async with self.lock:
+                is_new = self.process.pid is None
+                process = await self.process.started()
                 if is_new:
                     await asyncio.wait_for(process.ask({}), START_S)
                 try:
@@ -173,12 +183,27 @@ class TextProcess:
                     raise
         except (Ended, TimeoutError):
             raise RequestError("the texts of this request cannot be parsed in the time and memory there is") from None
+        finally:
+            self.waiting -= 1
         if "refused" in found:
             raise RequestError(found["refused"])
         return NewJob.model_validate(found["job"])
 
+
+class TextReaders:
+    """Processes that read requests, some of them for small ones alone. Use it from one event loop, and close it."""
+
+    def __init__(self) -> None:
+        self.small = [TextReader() for _ in range(SMALL_READERS)]
+        self.large = [TextReader() for _ in range(LARGE_READERS)]
+
+    async def read(self, text: str, places: Collection[PlaceName]) -> NewJob:
+        """Return the job of a request. Raises `RequestError`."""
+        readers = self.small if len(text) <= SMALL_LETTERS else self.large
+        return await min(readers, key=lambda reader: reader.waiting).read(text, places)
+
     async def close(self) -> None:
-        await self._process.close()
+        await asyncio.gather(*(reader.process.close() for reader in (*self.small, *self.large)))
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:

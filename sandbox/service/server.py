@@ -28,23 +28,26 @@ from kernelwright.sandbox.jail.zygote import protect_this_process
 from kernelwright.sandbox.locks import open_own, try_lock
 from kernelwright.sandbox.pool.client import TOKEN, default_socket
 from kernelwright.sandbox.pool.judge_pool import Where, executor_for
-from kernelwright.sandbox.service.app import application, refusal
+from kernelwright.sandbox.service.app import application
 from kernelwright.sandbox.service.queue import JobQueue, Place
-from kernelwright.sandbox.service.requests import TextProcess
+from kernelwright.sandbox.service.requests import TextReaders
 from kernelwright.sandbox.service.store import JOBS, JobStore, PlaceName
 from kernelwright.sandbox.verdict.settings import Settings
 
 LARGEST_HEAD_BYTES = 16 * 2**10
 LARGEST_REST_BYTES = 64 * 2**20
-"""Of a body that is refused; a larger one ends with its connection."""
+"""Limit on the rest of a refused body; a larger one ends with its connection."""
 RECEIVE_S = 20.0
 """From the first byte that is waited for until the request is complete."""
 SEND_S = 30.0
 """Time for a client to read an answer."""
 MOST_CONNECTIONS = 512
+"""Beyond it the connection that has waited longest for its client is ended."""
+MOST_REQUESTS = 448
+"""Requests that are answered at the same time; more get 503."""
 LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 OPEN_PATHS = frozenset({"/healthz"})
-"""Paths that need no token: they say only that the service is there."""
+"""Paths that need no token and are always answered: they say only that the service is there."""
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 LONGEST_SOCKET = 100
 """Bytes of a Unix socket's path; the limit of Linux is 107."""
@@ -53,23 +56,29 @@ CLOSING_S = 5
 
 
 class DeadlineProtocol(H11Protocol):
-    """Connection that ends where its client is slow: in sending a complete request, or in reading an answer."""
+    """Connection that ends where its client is slow: in sending a complete request, or in reading an answer.
 
-    receive_s, send_s = RECEIVE_S, SEND_S
+    uvicorn limits neither. Where there are too many connections, the one that has been slow for longest ends.
+    """
+
+    receive_s, send_s, most = RECEIVE_S, SEND_S, MOST_CONNECTIONS
     late: ClassVar[Counter[str]] = Counter()
     """Connections that were ended so, by reason."""
-    _receiving: asyncio.TimerHandle | None = None
+    receiving: ClassVar[dict["DeadlineProtocol", asyncio.TimerHandle]] = {}
+    """Connections whose client is to send, in the order in which that began, with the end of their time."""
     _sending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._expect_rest()
+        if len(self.connections) > self.most:
+            next(iter(self.receiving))._end_slow()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for timer in (self._receiving, self._sending):
-            if timer is not None:
-                timer.cancel()
+        self._has_sent()
+        if self._sending is not None:
+            self._sending.cancel()
 
     def handle_events(self) -> None:
         super().handle_events()
@@ -97,16 +106,19 @@ class DeadlineProtocol(H11Protocol):
 
     def _expect_rest(self) -> None:
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
-            if self._receiving is not None:
-                self._receiving.cancel()
-                self._receiving = None
-        elif self._receiving is None and not self.transport.is_closing():
-            self._receiving = self.loop.call_later(self.receive_s, self._end_slow)
+            self._has_sent()
+        elif self not in self.receiving and not self.transport.is_closing():
+            self.receiving[self] = self.loop.call_later(self.receive_s, self._end_slow)
+
+    def _has_sent(self) -> None:
+        if (timer := self.receiving.pop(self, None)) is not None:
+            timer.cancel()
 
     def _expect_reading(self) -> None:
         self._sending = self._sending or self.loop.call_later(self.send_s, self._end_unread)
 
     def _end_slow(self) -> None:
+        self._has_sent()
         self.late["slow"] += 1
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(LATE)
@@ -119,16 +131,17 @@ class DeadlineProtocol(H11Protocol):
 
 
 class Guard:
-    """Middleware that refuses requests without the token.
+    """Middleware that refuses requests without the token, or beyond those that are answered at the same time.
 
-    Where there is none, it refuses those for another host name, which a web page elsewhere could send. It receives the
-    rest of the body of whatever is refused: the answer would be lost with the connection of a client that still sends.
+    Where there is no token, it refuses requests for another host name, which a web page elsewhere could send. It
+    receives the rest of the body of a refused request: a client that still sends would lose the answer.
     """
 
     def __init__(self, app: ASGIApp, refused: Counter[str], token: str | None, hosts: Collection[str] | None) -> None:
         """`refused` counts by reason; `hosts`: host names of the service, None for any, as on a Unix socket."""
         self._app, self._refused, self._hosts = app, refused, hosts
         self._token = None if token is None else _digest(token.encode())
+        self._answering = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -147,7 +160,12 @@ class Guard:
                 left -= len((await receive_part()).get("body", b""))
             await send(message)
 
-        await (self._refusal(scope) or self._app)(scope, receive_part, send_last)
+        refusal = self._refusal(scope)
+        self._answering += 1
+        try:
+            await (refusal or self._app)(scope, receive_part, send_last)
+        finally:
+            self._answering -= 1
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
@@ -155,23 +173,32 @@ class Guard:
             kind, _, given = headers.get("authorization", "").partition(" ")
             # Of digests: the time of this shows nothing of the token, not even its length.
             if not hmac.compare_digest(_digest(given.strip().encode()), self._token) or kind.lower() != "bearer":
-                self._refused["token"] += 1
-                answer = refusal(401, "this service asks for its token; send it as `Authorization: Bearer TOKEN`")
-                answer.headers["www-authenticate"] = "Bearer"
-                return answer
-        if self._hosts is not None and _host(headers.get("host", "")) not in self._hosts:
-            self._refused["host"] += 1
-            return refusal(421, "this service is asked by another name; use the one that it was started with")
+                said = "this service asks for its token; send it as `Authorization: Bearer TOKEN`"
+                return self._refused_for("token", 401, said, {"www-authenticate": "Bearer"})
+        if self._hosts is not None and host_name(headers.get("host", "")) not in self._hosts:
+            said = "this service has another name; use the one that it was started with"
+            return self._refused_for("host", 421, said, {})
+        if self._answering >= MOST_REQUESTS and scope["path"] not in OPEN_PATHS:
+            return self._refused_for(
+                "busy", 503, "too many requests are being answered; ask again", {"retry-after": "1"}
+            )
         return None
+
+    def _refused_for(self, reason: str, status: int, sentence: str, headers: dict[str, str]) -> JSONResponse:
+        self._refused[reason] += 1
+        return JSONResponse({"error": sentence}, status, headers)
 
 
 def _digest(text: bytes) -> bytes:
     return hashlib.sha256(text).digest()
 
 
-def _host(header: str) -> str:
-    name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
-    return name.strip("[]").lower()
+def host_name(header: str) -> str:
+    """Return the name in a `Host` header, without its port and the brackets of an IPv6 address."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    name, _, port = header.rpartition(":")
+    return (name if name and port.isdigit() and ":" not in name else header).lower()
 
 
 class ServiceError(Exception):
@@ -216,7 +243,7 @@ def serve(options: ServiceOptions) -> None:
 
 async def _serve(options: ServiceOptions, store: JobStore, listening: socket.socket) -> None:
     async with AsyncExitStack() as stack:
-        texts = TextProcess()
+        texts = TextReaders()
         stack.push_async_callback(texts.close)
         places = _places(options)
         for place in places.values():
@@ -241,8 +268,8 @@ def _places(options: ServiceOptions) -> dict[PlaceName, Place]:
     }
 
 
-def _config(options: ServiceOptions, queue: JobQueue, texts: TextProcess) -> uvicorn.Config:
-    hosts = LOOPBACK | {options.host} if options.port is not None and options.token is None else None
+def _config(options: ServiceOptions, queue: JobQueue, texts: TextReaders) -> uvicorn.Config:
+    hosts = LOOPBACK | {options.host.lower()} if options.port is not None and options.token is None else None
     served = application(queue, texts, DeadlineProtocol.late)
     return uvicorn.Config(
         Guard(served, queue.counts.refused, options.token, hosts),
@@ -253,7 +280,6 @@ def _config(options: ServiceOptions, queue: JobQueue, texts: TextProcess) -> uvi
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=MOST_CONNECTIONS,
         h11_max_incomplete_event_size=LARGEST_HEAD_BYTES,
         timeout_graceful_shutdown=CLOSING_S,
     )

@@ -238,7 +238,7 @@ def service(folder: Path) -> Surface:
         for method, operation in methods.items():
             route = f"{method.upper()} {path}"
             found["routes"][route] = " ".join(sorted(operation["responses"]))
-            found[route] = {one["name"]: one["in"] for one in operation["parameters"]}
+            found[route] = {one["name"]: one["in"] for one in operation.get("parameters", ())}
     for name, schema in document["components"]["schemas"].items():
         needed = schema.get("required", ())
         found[f"schema {name}"] = {

@@ -20,7 +20,7 @@ import uvicorn
 from kernelwright.sandbox.pool.executor import Answer, Lost, Product
 from kernelwright.sandbox.service.app import application
 from kernelwright.sandbox.service.queue import JobQueue, Place
-from kernelwright.sandbox.service.requests import TextProcess
+from kernelwright.sandbox.service.requests import TextReaders
 from kernelwright.sandbox.service.server import LARGEST_HEAD_BYTES, DeadlineProtocol, Guard
 from kernelwright.sandbox.service.store import JobStore
 from kernelwright.sandbox.verdict.verdicts import Failed
@@ -190,9 +190,9 @@ def until(found, seconds=LONG_S):
 class Listening:
     """Serves from `start` to `stop`."""
 
-    def __init__(self, folder, token=None, hosts=None, limit=100, receive_s=20.0, send_s=30.0):
+    def __init__(self, folder, token=None, hosts=None, limit=100, receive_s=20.0, send_s=30.0, most=512):
         self.folder, self.token, self.hosts, self.limit = folder, token, hosts, limit
-        times = {"receive_s": receive_s, "send_s": send_s, "late": Counter()}
+        times = {"receive_s": receive_s, "send_s": send_s, "most": most, "late": Counter(), "receiving": {}}
         self.protocol = type("Protocol", (DeadlineProtocol,), times)
         self.up = threading.Event()
         self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
@@ -200,14 +200,14 @@ class Listening:
     async def _serve(self):
         self.loop, self.executor = asyncio.get_running_loop(), TurnedExecutor()
         store, place = JobStore(self.folder / "jobs.db", 100), Place(lambda: self.executor)
-        self.texts = TextProcess()
+        self.texts = TextReaders()
         await place.open()
         self.queue = JobQueue(store, {"cpu": place}, self.limit)
         served = application(self.queue, self.texts, self.protocol.late)
-        served = Guard(served, self.queue.counts.refused, self.token, self.hosts)
+        self.guard = Guard(served, self.queue.counts.refused, self.token, self.hosts)
         limits = {"h11_max_incomplete_event_size": LARGEST_HEAD_BYTES, "timeout_graceful_shutdown": 1}
         quiet = {"ws": "none", "lifespan": "off", "log_level": "critical"}
-        self.server = uvicorn.Server(uvicorn.Config(served, http=self.protocol, **quiet, **limits))
+        self.server = uvicorn.Server(uvicorn.Config(self.guard, http=self.protocol, **quiet, **limits))
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
             listening.listen()

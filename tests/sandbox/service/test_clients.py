@@ -108,8 +108,9 @@ def test_who_is_cancelled_cancels_its_job(service):
 
 def test_who_is_cancelled_while_it_sends_its_job_has_it_cancelled(tmp_path):
     with listening(tmp_path) as slow:
-        turn = slow.texts._one_at_a_time
-        asyncio.run_coroutine_threadsafe(turn.acquire(), slow.loop).result()  # no request is read until it is released
+        locks = [reader.lock for reader in slow.texts.small]
+        for lock in locks:  # no request is read until they are released
+            asyncio.run_coroutine_threadsafe(lock.acquire(), slow.loop).result()
 
         async def go():
             asking = asyncio.create_task(ServiceClient(address(slow)).judge(job()))
@@ -117,7 +118,8 @@ def test_who_is_cancelled_while_it_sends_its_job_has_it_cancelled(tmp_path):
                 await asyncio.sleep(0.01)
             asking.cancel()
             await asyncio.sleep(0)
-            slow.loop.call_soon_threadsafe(turn.release)
+            for lock in locks:
+                slow.loop.call_soon_threadsafe(lock.release)
             await asyncio.gather(asking, return_exceptions=True)
             return asking.cancelled()
 
