@@ -26,7 +26,7 @@ example: setup
 
 # The same on a card, with programs and answers for one: transformer blocks and ResNet-50, in some eight minutes.
 example-card: setup
-	$(BIN)/python -m bench program
+	$(BIN)/python -m examples.card.compare_all
 
 SIDE_BY_SIDE := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --ignore tests/hostile --ignore tests/honest
 
@@ -58,11 +58,11 @@ doctor: setup
 
 # What our own machinery costs; measured side by side, so a busy machine hits both sides.
 bench: setup
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench all
 
 # The page on what the search reached on a benchmark that is not ours, drawn from the folder results; needs no device.
 results: setup
-	$(BIN)/python -m bench.results draw
+	$(BIN)/python -m bench results draw
 
 # The pages in docs as a site in build/site; a link that leads nowhere fails it. Only the first time needs the network.
 docs: $(VENV)/.ready-docs

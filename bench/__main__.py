@@ -1,9 +1,10 @@
-"""`python -m bench [NAME [WORD...]...]`: prints each comparison; exit code 1 if one breaks its promise.
+"""`python -m bench [NAME [WORD...]...]`: run benches, each with the words behind its name; without a name list them.
 
-Words that name no bench go to the one before them, such as the folder for `beside_kernelbench`.
+`all` runs every bench that needs no words. The exit code is 1 where one breaks its promise.
 """
 
 import importlib
+import inspect
 import sys
 
 BENCHES = {
@@ -17,36 +18,42 @@ BENCHES = {
     "builds": "builds.run",
     "cuda_builds": "builds.run_cuda",
     "gpu_catalog": "gpu_catalog.run",
-    "gpu_kernels": "gpu_catalog.run",
     "cheats": "cheats.run",
     "mutants": "mutants.run",
     "sections": "sections.run",
-    "program": "program.run",
     "beside_kernelbench": "beside_kernelbench.run",
     "others": "others.run",
+    "results": "results.run",
 }
-"""By name, module and function."""
-TAKE_WORDS = {"beside_kernelbench", "others", "gpu_placebo", "gpu_catalog", "gpu_kernels", "mutants", "sections"}
-ALONE = [name for name in BENCHES if name not in ("gpu_kernels", "beside_kernelbench", "others")]
-"""Benches that run without being named: once each, and none that has to be given a path."""
+"""By name, module and function: ten benches, some of them on a processor and on a GPU."""
+NEED_WORDS = {"beside_kernelbench", "others", "results"}
 
 
 def main(words: list[str]) -> int:
-    """Run the named benches, or all."""
+    """Run the named benches; return the exit code."""
     wanted: list[list[str]] = []
     for word in words:
-        if word in BENCHES:
+        if word == "all":
+            wanted += [[name] for name in BENCHES if name not in NEED_WORDS]
+        elif word in BENCHES:
             wanted.append([word])
-        elif wanted and wanted[-1][0] in TAKE_WORDS:
+        elif wanted:
             wanted[-1].append(word)
         else:
             print(f"no bench {word!r}; there are: {', '.join(BENCHES)}", file=sys.stderr)
             return 2
     kept = True
-    for name, *own in wanted or [[name] for name in ALONE]:
+    for name, *own in wanted or [[name] for name in BENCHES]:
         module, _, function = BENCHES[name].partition(".")
         run = getattr(importlib.import_module(f"bench.{module}"), function)
-        print((run.__doc__ or name).splitlines()[0])
+        said = (run.__doc__ or name).splitlines()[0]
+        if not wanted:
+            print(f"{name:20} {said}")
+            continue
+        if own and not inspect.signature(run).parameters:
+            print(f"bench {name} takes no words, and {' '.join(own)} follows", file=sys.stderr)
+            return 2
+        print(said)
         report = run(*own)
         print(report, flush=True)
         kept = kept and report.holds

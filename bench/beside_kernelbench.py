@@ -1,10 +1,11 @@
 """The same candidates through KernelBench's own evaluator and through ours: seconds, verdicts a minute, errors.
 
 `python -m bench beside_kernelbench TREE` takes a checkout of the benchmark and needs a CUDA device. Theirs and ours
-from the shell alternate, candidate by candidate; then all go through a running service. Each way has builds of its own,
-none at the start. `KERNELWRIGHT_WAYS=theirs,service` takes some of `theirs`, `shell` and `service`,
-`KERNELWRIGHT_CANDIDATES` the first so many of the twenty, `KERNELWRIGHT_EFFORT` another effort than `search`. A
-candidate has fooled a judge that calls it correct where it is not, or 1.2 times as fast where that is its lie.
+from the shell alternate, candidate by candidate; then all go through a running service, and through one `score`. Each
+way has builds of its own, none at the start. `KERNELWRIGHT_WAYS=theirs,service` takes some of `theirs`, `shell`,
+`service` and `score`, `KERNELWRIGHT_CANDIDATES` the first N of the twenty, `KERNELWRIGHT_EFFORT` another effort than
+`search`. A candidate has fooled a judge that calls it correct where it is not, or 1.2 times as fast where that is its
+lie.
 
 A line of JSON for each answer goes to `beside-kernelbench.jsonl`; what is there is not asked again. Only ways in which
 every candidate was answered are compared.
@@ -12,6 +13,7 @@ every candidate was answered are compared.
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -28,10 +30,12 @@ from kernelwright.sandbox.storage import VARIABLE
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child import driver
 
-THEIRS, SHELL, SERVICE = "KernelBench, a process each", "ours, shell", "ours, service"
-WAYS = {"theirs": THEIRS, "shell": SHELL, "service": SERVICE}
+THEIRS, SHELL, SERVICE, SCORE = "KernelBench, a process each", "ours, shell", "ours, service", "ours, one score"
+WAYS = {"theirs": THEIRS, "shell": SHELL, "service": SERVICE, "score": SCORE}
+DEVICE = "cuda"
 EVALUATOR = Path(__file__).with_name("kernelbench_evaluator.py")
 LIMIT_S, START_S, CONCURRENCY = 300, 120, 4
+"""For one candidate, for the start of a service, and the clients of that service."""
 FAST = 1.2
 LEAST_RATIO = {SERVICE: 3.0, SHELL: 1.0}
 """Of our verdicts a minute over theirs."""
@@ -59,7 +63,8 @@ class Files(NamedTuple):
 
     def candidate(self, case: ForeignCase) -> Path:
         """Write the candidate's file."""
-        path = self.folder / f"{case.name}.py"
+        path = self.folder / "candidates" / self.problem(case).stem / f"{case.name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(case.source, encoding="utf-8")
         return path
 
@@ -122,16 +127,17 @@ def _found(files: Files, cases: tuple[ForeignCase, ...], wanted: list[str], kept
                 for one in (known[way, case.name] for way in alone)
             )
             print(f"  {case.name:28} {case.expected:7} {shown}", flush=True)
-    if SERVICE in wanted and is_in_time() and not all((SERVICE, case.name) in known for case in cases):
-        for case, one in zip(cases, _served(files, cases), strict=True):
-            keep(SERVICE, case, one)
+    for way, ask_all in ((SERVICE, _served), (SCORE, _scored)):
+        if way in wanted and is_in_time() and not all((way, case.name) in known for case in cases):
+            for case, one in zip(cases, ask_all(files, cases), strict=True):
+                keep(way, case, one)
     return {way: [known[way, case.name] for case in cases if (way, case.name) in known] for way in wanted}
 
 
-def _asked(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
+def _asked(command: list[str], environment: dict[str, str], limit_s: float = LIMIT_S) -> tuple[str, float]:
     start = time.perf_counter()
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False)
         said = done.stdout
     except subprocess.TimeoutExpired:
         said = ""
@@ -152,7 +158,7 @@ def evaluated(words: list[str], environment: dict[str, str]) -> Found:
 
 
 def _ours(files: Files, case: ForeignCase) -> Found:
-    words = ["judge", str(files.problem(case)), str(files.candidate(case)), "--device", "cuda", "--json"]
+    words = ["judge", str(files.problem(case)), str(files.candidate(case)), "--device", DEVICE, "--json"]
     command = [sys.executable, "-m", "kernelwright", *words, "--effort", _effort()]
     said, seconds = _asked(command, files.environment(SHELL))
     return _read(json.loads(said) if said.strip() else None, seconds)
@@ -167,7 +173,7 @@ def _read(report: dict[str, object] | None, seconds: float) -> Found:
 def _served(files: Files, cases: tuple[ForeignCase, ...]) -> list[Found]:
     """Send all, as clients would; the clock starts when the service answers."""
     environment, socket = files.environment(SERVICE), files.folder / "socket"
-    state = ["--socket", str(socket), "--state", str(files.folder / "state"), "--device", "cuda"]
+    state = ["--socket", str(socket), "--state", str(files.folder / "state"), "--device", DEVICE]
     service = subprocess.Popen([sys.executable, "-m", "kernelwright", "serve", *state], env=environment)
     try:
         end = time.monotonic() + START_S
@@ -182,6 +188,21 @@ def _served(files: Files, cases: tuple[ForeignCase, ...]) -> list[Found]:
         service.terminate()
         service.wait()
     return [_read(one.report, seconds / len(cases)) for one in judged]
+
+
+def _scored(files: Files, cases: tuple[ForeignCase, ...]) -> list[Found]:
+    """Judge all by one `kernelwright score`, whose processes serve every candidate."""
+    problems, candidates = files.folder / "problems", files.folder / "candidates"
+    problems.mkdir()
+    shutil.rmtree(candidates, ignore_errors=True)  # other ways may have more of them
+    for case in cases:
+        files.candidate(case)
+        shutil.copy(files.problem(case), problems)
+    words = ["score", str(problems), str(candidates), "--out", str(files.folder / "scores"), "--device", DEVICE]
+    command = [sys.executable, "-m", "kernelwright", *words, "--json", "--effort", _effort()]
+    said, seconds = _asked(command, files.environment(SCORE), LIMIT_S * len(cases))
+    reports = {Path(row["candidate"]).stem: row for row in map(json.loads, said.splitlines())}
+    return [_read(reports.get(case.name), seconds / len(cases)) for case in cases]
 
 
 def _effort() -> str:

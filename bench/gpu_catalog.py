@@ -23,8 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, NamedTuple, cast, get_args
 
-from bench.measuring import NO_DEVICE, Kept, Report, chosen
-from bench.recorded import recorded_source
+from bench.measuring import NO_DEVICE, Kept, Report, chosen, recorded_source
 from kernelwright.agent.providers.recorded import read_session, recorded_targets
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.prompts import Target

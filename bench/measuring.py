@@ -15,7 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kernelwright.agent.providers.recorded import read_session, session_folder
+from kernelwright.agent.replies import Extraction, extract
 from kernelwright.problems.formats.reading import json_lines
+from kernelwright.prompts import Target
 from kernelwright.sandbox.storage import VARIABLE
 from kernelwright.sandbox.toolchain import toolchain
 
@@ -84,3 +87,11 @@ def empty_cache() -> Iterator[Path]:
             if before is not None:
                 os.environ[VARIABLE] = before
             toolchain.cache_clear()
+
+
+def recorded_source(problem: str, target: Target, index: int = -1, dtype: str | None = None) -> str:
+    """That of a story's entry, counted from 0; of the last one by default."""
+    entry = read_session(problem, target, dtype=dtype).entries[index]
+    found = extract((session_folder(problem, target, dtype=dtype) / entry.file).read_text(encoding="utf-8"))
+    assert isinstance(found, Extraction), found
+    return found.source

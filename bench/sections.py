@@ -11,8 +11,7 @@ from pathlib import Path
 
 from bench.measuring import Report
 from bench.results.figures import by_idea, by_role
-from bench.results.index import Kept, indexed
-from bench.results.records import Searched, read_lines, searched, write_lines
+from bench.results.records import Kept, Searched, indexed, read_lines, searched, write_lines
 from kernelwright.evals.metrics import geometric_mean
 from kernelwright.evals.tables import number_text
 from kernelwright.sandbox.verdict.verdicts import Passed

@@ -17,8 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bench.measuring import NO_DEVICE, Report, chosen, is_in_time, spread
-from bench.recorded import recorded_source
+from bench.measuring import NO_DEVICE, Report, chosen, is_in_time, recorded_source, spread
 from kernelwright.agent.providers.recorded import recorded_targets
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.sandbox.jail.zygote import become_a_judge

@@ -27,6 +27,6 @@ def run(*words: str) -> Report:
         from bench.others.page import keep
 
         return keep(words[1:])
-    from bench.others.running import judge_released
+    from bench.others.judging import judge_released
 
     return judge_released(words)

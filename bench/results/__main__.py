@@ -1,4 +1,4 @@
-"""`python -m bench.results COMMAND`: see each; `make results` is `draw`."""
+"""`python -m bench results COMMAND`: see each; `make results` is `draw`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,7 @@ def select(
     folder: Folder = ROOT / "results",
 ) -> None:
     """Lay the chosen problems into a small tree of their own, and print the run of each dtype."""
-    from bench.results.selection import commands, copy_chosen, read_selection
+    from bench.results.keeping import commands, copy_chosen, read_selection
 
     selection = read_selection(folder)
     copy_chosen(selection, tree, out)
@@ -60,8 +60,8 @@ def pack(
     folder: Folder = ROOT / "results",
 ) -> None:
     """Write each run as one small file without the benchmark's texts: `under-way/NAME.json.gz` in the folder."""
-    from bench.results.parcel import pack as pack_run
-    from bench.results.selection import read_selection
+    from bench.results.keeping import pack as pack_run
+    from bench.results.keeping import read_selection
 
     selection = read_selection(folder)
     for run in runs:
@@ -77,8 +77,8 @@ def unpack(
     folder: Folder = ROOT / "results",
 ) -> None:
     """Lay out the runs under way again, from the files that `pack` wrote; then go on with `kernelwright resume`."""
-    from bench.results.parcel import unpack as unpack_run
-    from bench.results.selection import read_selection
+    from bench.results.keeping import read_selection
+    from bench.results.keeping import unpack as unpack_run
 
     selection = read_selection(folder)
     for parcel in sorted((folder / UNDER_WAY).glob("*.json.gz")):
@@ -95,7 +95,7 @@ def again(
 ) -> None:
     """Judge every kept kernel a second time, and say which intervals meet. Exit code 1 unless all of them do."""
     from bench.results.again import judge_again
-    from bench.results.index import read_index
+    from bench.results.records import read_index
 
     left = judge_again(folder, tree, lambda line: print(line, flush=True), minutes)
     kept = [row for row in read_index(folder).rows if row.kernel]
@@ -114,7 +114,7 @@ def hazards(
     folder: Folder = ROOT / "results",
 ) -> None:
     """Run compute-sanitizer's racecheck and synccheck over every kept kernel. Exit code 1 where some are left."""
-    from bench.results.hazards import check_hazards
+    from bench.results.again import check_hazards
 
     left = check_hazards(folder, tree, lambda line: print(line, flush=True), minutes)
     print(f"{left} kernels are left")

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.results.index import Index, Kept, Turn
+from bench.results.records import Index, Kept, Turn
 from kernelwright.evals import metrics
 from kernelwright.evals.leaderboard import Board, LeaderboardCell, boards
 from kernelwright.evals.leaderboard import Row as BoardRow

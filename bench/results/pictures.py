@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from xml.sax.saxutils import escape, quoteattr
 
 from bench.results.figures import Standing, floor_share, level_of
-from bench.results.index import Kept
+from bench.results.records import Kept
 from kernelwright.evals import metrics
 from kernelwright.evals.leaderboard import LeaderboardCell
 from kernelwright.evals.plots import LEFT, RIGHT, STYLE, WIDTH, Axis, axis_for

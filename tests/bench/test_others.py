@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from bench import others
-from bench.others.page import page
-from bench.others.records import Row, add_rows, outcome_of, read_rows
-from bench.others.sources import read
+from bench.others.judging import read
+from bench.others.page import Row, add_rows, outcome_of, page, read_rows
 from kernelwright.evals.metrics import summarize
 from kernelwright.sandbox.verdict.errors import SandboxError
 from tests.support.runs import evidence, failed, passed

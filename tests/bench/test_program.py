@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.program import answered
+from examples.card.compare_all import answered
 from kernelwright.programs.record import Chosen, Split, read_split, write_record
 
 

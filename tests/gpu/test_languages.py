@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.recorded import recorded_source
+from bench.measuring import recorded_source
 from kernelwright.agent.providers.recorded import recorded_targets
 from kernelwright.problems import catalog_names
 from kernelwright.sandbox.authenticity.evidence import read_authenticity

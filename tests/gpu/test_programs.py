@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import program
+from examples.card import compare_all as program
 from kernelwright.programs.record import read_split
 from kernelwright_child import driver
 

@@ -16,11 +16,9 @@ from bench.results.figures import (
     rounds,
     standings,
 )
-from bench.results.index import indexed, meet, read_index, records_in
-from bench.results.keeping import keep
+from bench.results.keeping import Chosen, keep, read_selection
 from bench.results.page import write_page
-from bench.results.records import Searched, read_lines, searched, write_lines
-from bench.results.selection import Chosen, read_selection
+from bench.results.records import Searched, indexed, meet, read_index, read_lines, records_in, searched, write_lines
 from kernelwright.agent.config import FilesOptions, SearchConfig
 from kernelwright.agent.log.events import Confirmed, Stopped
 from kernelwright.agent.log.store import RunLog, Setting

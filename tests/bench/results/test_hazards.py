@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from bench.results.hazards import check_hazards, read_hazards
-from bench.results.index import read_index
+from bench.results.again import check_hazards, read_hazards
+from bench.results.records import read_index
 from kernelwright.sandbox.gpu_tools import parse_hazards as read
 from kernelwright.sandbox.gpu_tools import sanitizer_command
 from tests.bench.results.walk import ROOT

@@ -6,8 +6,7 @@ import shutil
 
 import pytest
 
-from bench.results.parcel import pack, unpack
-from bench.results.selection import read_selection
+from bench.results.keeping import pack, read_selection, unpack
 from kernelwright.agent.log.store import RunLog
 from kernelwright.problems import ProblemError
 from tests.bench.results.walk import Walk

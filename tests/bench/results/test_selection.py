@@ -8,7 +8,7 @@ import tomllib
 import pytest
 import typer
 
-from bench.results.selection import commands, copy_chosen, read_selection
+from bench.results.keeping import commands, copy_chosen, read_selection
 from kernelwright.cli import app
 from kernelwright.problems import ProblemError
 from tests.bench.results.walk import ROOT, Walk

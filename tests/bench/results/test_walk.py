@@ -8,8 +8,7 @@ from hashlib import sha256
 import pytest
 
 from bench.results.figures import after_each_answer, level_figures, standings
-from bench.results.index import indexed, read_index, records_in
-from bench.results.records import read_lines
+from bench.results.records import indexed, read_index, read_lines, records_in
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.scheduler import views_of
 from kernelwright.evals.metrics import summarize

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.results.selection import Chosen, digest_of
+from bench.results.keeping import Chosen, digest_of
 from kernelwright.agent.providers.recorded import session_folder
 from kernelwright.problems import load_problem
 from tests.support.commands import run_with

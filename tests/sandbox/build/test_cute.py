@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bench.recorded import recorded_source
+from bench.measuring import recorded_source
 from kernelwright.prompts.rendering import EXAMPLES
 from kernelwright.sandbox.machine import package_version
 from tests.gpu.languages import HONEST, HOSTILE

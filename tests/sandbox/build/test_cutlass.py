@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from bench.recorded import recorded_source
+from bench.measuring import recorded_source
 from kernelwright.agent.providers.recorded import recorded_targets
 from kernelwright.problems import catalog_names
 from kernelwright.prompts.rendering import EXAMPLES

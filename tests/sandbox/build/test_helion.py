@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from bench.recorded import recorded_source
+from bench.measuring import recorded_source
 from kernelwright.agent.providers.recorded import recorded_targets
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.prompts.rendering import EXAMPLES

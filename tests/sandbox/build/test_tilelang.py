@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from bench.recorded import recorded_source
+from bench.measuring import recorded_source
 from kernelwright.prompts.rendering import EXAMPLES
 from kernelwright.sandbox.machine import package_version
 from tests.gpu.languages import HONEST, HOSTILE

@@ -1,9 +1,9 @@
 """Whole programs on a card: transformer blocks and ResNet-50 captured, split, searched and compared with their kernels.
 
 Inference in bfloat16 and a training step in float32, in `KERNELWRIGHT_PROGRAMS` (default: runs/programs). Where answers
-are recorded (examples/card/answers) they are re-evaluated and put in; where none are, a search of yours in
+are recorded (examples/card/answers) they are re-evaluated and put in; where none are, your own search in
 PROGRAMS/NAME-run counts. The blocks in inference have to be 1.3 times as fast as the better of eager as shipped and
-torch.compile, the others not slower. What is there is not made again, so a bench that was stopped goes on.
+torch.compile, the others not slower. What is there is not made again, so what was stopped goes on.
 `KERNELWRIGHT_BENCH=NAME,NAME` picks some; `KERNELWRIGHT_SMALL=1` takes small sizes, and a processor where there is no
 card.
 """
@@ -19,7 +19,7 @@ from kernelwright.programs.compare import Comparison, words
 from kernelwright.programs.record import read_split, write_record
 from kernelwright_child import driver
 
-EXAMPLES = Path(__file__).parent.parent / "examples" / "card"
+EXAMPLES = Path(__file__).parent
 PROMISED = {"block-infer": 1.3, "resnet50-infer": 0.99, "block-train": 0.99, "resnet50-train": 0.99}
 TOP = "12"
 """Parts that are chosen: more than ResNet-50 has kinds of bottlenecks. Those without an answer are left as they are."""
@@ -113,3 +113,9 @@ def _said(*arguments: str) -> str:
     if done.returncode not in (0, 1):
         raise SystemExit(f"kernelwright {' '.join(arguments)} ended with exit code {done.returncode}")
     return done.stdout
+
+
+if __name__ == "__main__":
+    report = run()
+    print(report)
+    sys.exit(not report.holds)
