@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kernelwright.programs.capture import capture, capturing
     from kernelwright.programs.placing import applied
     from kernelwright.sandbox.judge.judging import Judge, judge
-    from kernelwright.sandbox.pool.judge_pool import Judged, JudgePool, JudgingError, judge_many
+    from kernelwright.sandbox.pool.judge_pool import Judged, JudgePool, JudgingError, Where, judge_many
     from kernelwright.sandbox.verdict.settings import Settings
     from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed, Verdict
 
@@ -37,6 +37,7 @@ __all__ = [
     "RewardTerms",
     "Settings",
     "Verdict",
+    "Where",
     "applied",
     "apply",
     "capture",
@@ -56,7 +57,7 @@ _HOMES = {
     "programs.capture": ("capture", "capturing"),
     "programs.placing": ("applied",),
     "sandbox.judge.judging": ("Judge", "judge"),
-    "sandbox.pool.judge_pool": ("JudgePool", "Judged", "JudgingError", "judge_many"),
+    "sandbox.pool.judge_pool": ("JudgePool", "Judged", "JudgingError", "Where", "judge_many"),
     "sandbox.verdict.settings": ("Settings",),
     "sandbox.verdict.verdicts": ("Candidate", "Failed", "Passed", "Verdict"),
 }

@@ -24,6 +24,7 @@ from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
+from kernelwright_child import driver
 
 NO_CONDITION = frozenset({"memory_bytes", "device_memory_bytes", "wait_quiet"})
 """Settings that decide whether something can be judged, and never what the verdict is."""
@@ -261,13 +262,11 @@ def local_devices(settings: Settings, count: int | None) -> tuple[Device, ...]:
     if not settings.gpu:
         parts = split(settings.cores, count or 1)
         return tuple(device_at(ordinal, processor_name(), settings, part) for ordinal, part in enumerate(parts))
-    import torch
-
-    names = [str(torch.cuda.get_device_name(ordinal)) for ordinal in range(torch.cuda.device_count())]
+    names = [driver.device_name(ordinal) for ordinal in range(driver.device_count())]
     if not names:
-        raise MachineError("torch sees no CUDA device; use a machine with a GPU, or candidates in cpp")
+        raise MachineError("there is no CUDA device; use a machine with a GPU, or candidates in cpp")
     if count is not None and count > len(names):
-        raise ExecutorError(f"{count} devices were asked for and torch sees {len(names)}; ask for fewer")
+        raise ExecutorError(f"{count} devices were asked for and there are {len(names)}; ask for fewer")
     shares = shared_cores(settings.cores, len(names))
     chosen = ordinals(settings, count, len(names))
     return tuple(device_at(ordinal, names[ordinal], settings, shares[ordinal]) for ordinal in chosen)
@@ -279,7 +278,7 @@ def ordinals(settings: Settings, count: int | None, there: int) -> range:
     if count is not None:
         raise ExecutorError(f"{settings.device} is one device and {count} were asked for; leave out one of the two")
     if settings.ordinal >= there:
-        raise MachineError(f"there is no {settings.device}: torch sees {there} CUDA devices; name one of those")
+        raise MachineError(f"there is no {settings.device}: there are {there} CUDA devices; name one of those")
     return range(settings.ordinal, settings.ordinal + 1)
 
 

@@ -4,10 +4,10 @@
         async for result in pool.judge_many([(problem, source), ...]):
             reward = result.report["speedup_low"] or 0.0 if result.report else 0.0
 
-The work is done by a process next to the caller's, which imports torch and starts the jailed children; the caller's
-process runs neither a candidate nor a reference. Builds run side by side and timing one at a time, since two timings
-would disturb each other. Leaving the context, also by an exception or a cancellation, ends that process and everything
-that it started.
+The work is done on one device of this machine, by processes next to the caller's; with `Where` on more devices, on a
+Ray cluster, or by a running service. The caller's process imports no torch, and runs neither a candidate nor a
+reference. Builds run side by side, and one candidate at a time is timed on a device. Leaving the context, also by an
+exception or a cancellation, ends these processes and everything that they started.
 """
 
 import asyncio
@@ -38,17 +38,15 @@ from kernelwright.sandbox.pool.client import (
     chosen_for_jobs,
     job_request,
 )
+from kernelwright.sandbox.pool.dispatcher import Dispatcher
 from kernelwright.sandbox.pool.executor import (
     Executor,
     ExecutorError,
     LocalExecutor,
-    Lost,
-    Question,
+    Unjudged,
     Work,
-    WorkerProcess,
     choose_kind,
     own_cores,
-    settings_on,
 )
 from kernelwright.sandbox.verdict.memory import child_limit_bytes
 from kernelwright.sandbox.verdict.report import report
@@ -191,44 +189,54 @@ class JudgePool:
 
     @_takes_in_flight
     def __init__(
-        self, concurrency: int = CONCURRENCY, settings: Settings | None = None, server: str | None = None
+        self,
+        concurrency: int = CONCURRENCY,
+        settings: Settings | None = None,
+        server: str | None = None,
+        where: Where | None = None,
     ) -> None:
-        """`server`: address of a running service, which judges in place of a process next to this one."""
+        """`where`: the devices, by default one of this machine. `server`: a running service that judges instead."""
         if concurrency < 1:
             raise ValueError(f"concurrency is {concurrency}; it must be at least 1")
-        self.concurrency = concurrency
-        self.settings = settings
-        self.server = server
+        if server is not None and where is not None:
+            raise ValueError("`server` and `where` name two places; give one of them")
+        self.concurrency, self.settings = concurrency, settings
+        self.server = server if where is None else where.server
+        self._where = where
         self._service: ServiceClient | None = None
-        self._worker: WorkerProcess | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._is_started = False
+        self._starting = asyncio.Lock()
         self._limit = asyncio.Semaphore(concurrency)
 
     async def __aenter__(self) -> Self:
         self.open()
-        if self._worker is not None:
-            await self._worker.started()
+        if self._dispatcher is not None:
+            await self._started()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def open(self) -> Self:
-        """Allow judgings; the process starts with the first of them, or with the context."""
+        """Allow judgings; processes start with the first of them, or with the context."""
         if self.server is not None:
             self._service = ServiceClient(self.server)
-        else:
-            chosen = self.settings or Settings()
-            cores = chosen.cores if "cores" in chosen.model_fields_set else own_cores()
-            self._worker = WorkerProcess(settings_on(chosen, cores, chosen.device), self.concurrency)
+            return self
+        chosen = self.settings or Settings()
+        where = self._where or Where(devices=None if ":" in chosen.device else 1)
+        # A problem that could not be judged is tried again: the next candidate may need less memory.
+        self._dispatcher = Dispatcher(executor_for(where, chosen, at_once=True), where.kind, remembers_broken=False)
+        self._is_started = False
         return self
 
     async def close(self) -> None:
-        worker, self._worker, self._service = self._worker, None, None
-        if worker is not None:
-            await asyncio.shield(asyncio.ensure_future(worker.close()))
+        dispatcher, self._dispatcher, self._service = self._dispatcher, None, None
+        if dispatcher is not None:
+            await asyncio.shield(asyncio.ensure_future(dispatcher.__aexit__()))
 
     async def judge(self, problem: GivenProblem, source: GivenSource) -> Judged:
-        """Return one verdict. Raises `JudgingError` where the process that judges ended before it.
+        """Return one verdict. Raises `JudgingError` where no device, or no service, is left to judge.
 
         Raises `ValueError` for something that is not a problem or not a source.
         """
@@ -253,49 +261,61 @@ class JudgePool:
         warnings.warn("JudgePool.judge_all is now judge_many", DeprecationWarning, stacklevel=2)
         return self.judge_many(pairs)
 
+    async def _started(self) -> Dispatcher:
+        dispatcher = self._dispatcher
+        if dispatcher is None:
+            raise JudgingError("the judging has ended; use it inside `async with JudgePool()`")
+        async with self._starting:
+            if not self._is_started:
+                await dispatcher.__aenter__()
+                self._is_started = True
+        return dispatcher
+
     async def _judge(self, index: int, problem: Problem | str, source: GivenSource) -> Judged:
         async with self._limit:
             try:
                 found = problem_of(problem)
             except ValueError as error:
                 return Judged(index=index, problem=str(problem), error=str(error))
-            candidate = candidate_given(source)
-            if self._service is not None:
-                return await self._judge_there(self._service, index, found, candidate.source)
-            if self._worker is None:
-                raise JudgingError("the judging has ended; use it inside `async with JudgePool()`")
+            candidate, error = candidate_given(source), None
             try:
-                answer = await self._worker.ask(Question(stage="time", work=Work(problem=found, candidate=candidate)))
-            except Lost:
-                raise JudgingError("the process that judges has ended; its output is on standard error") from None
-            if answer.verdict is None:
-                why = answer.error.message if answer.error else None
-                return Judged(index=index, problem=found.name, error=why)
-            return Judged(index=index, problem=found.name, report=await asyncio.to_thread(report, answer.verdict))
+                if self._service is not None:
+                    given, error = await self._judge_there(self._service, found, candidate.source)
+                else:
+                    dispatcher = await self._started()
+                    judged = await dispatcher.judge(Work(problem=found, candidate=candidate))
+                    given = await asyncio.to_thread(report, judged.verdict)
+            except (RefusedJob, Unjudged) as refused:
+                given, error = None, str(refused)
+            except ExecutorError as lost:
+                raise JudgingError(str(lost)) from None
+            return Judged(index=index, problem=found.name, report=given, error=error)
 
-    async def _judge_there(self, service: ServiceClient, index: int, problem: Problem, source: str) -> Judged:
+    async def _judge_there(
+        self, service: ServiceClient, problem: Problem, source: str
+    ) -> tuple[dict[str, Any] | None, str | None]:
+        """Return the report, or why there is none. Without a device in the settings the service chooses it."""
         asks = chosen_for_jobs(self.settings) if self.settings else {}
         named = self.settings is not None and "device" in self.settings.model_fields_set
         device = ("cuda" if self.settings.gpu else "cpu") if self.settings and named else None
-        try:
-            job = await service.judge(job_request(problem, source, asks, device))
-        except RefusedJob as error:
-            return Judged(index=index, problem=problem.name, error=str(error))
-        except ExecutorError as error:
-            raise JudgingError(str(error)) from None
+        job = await service.judge(job_request(problem, source, asks, device))
         why = (job["error"] or {}).get("message", "the job was cancelled") if job["report"] is None else None
-        return Judged(index=index, problem=problem.name, report=job["report"], error=why)
+        return job["report"], why
 
 
 @_takes_in_flight
 def judge_many(
-    pairs: Iterable[Pair], concurrency: int = CONCURRENCY, settings: Settings | None = None, server: str | None = None
+    pairs: Iterable[Pair],
+    concurrency: int = CONCURRENCY,
+    settings: Settings | None = None,
+    server: str | None = None,
+    where: Where | None = None,
 ) -> list[Judged]:
     """Return all results, in the order of the pairs, to a program that is not asynchronous. Raises the same."""
     checked = checked_pairs(pairs)  # before a process is started
 
     async def gather() -> list[Judged]:
-        async with JudgePool(concurrency, settings, server) as pool:
+        async with JudgePool(concurrency, settings, server, where) as pool:
             return [result async for result in pool.judge_many(checked)]
 
     return sorted(asyncio.run(gather()), key=lambda result: result.index)

@@ -14,9 +14,8 @@ from kernelwright.evals.score import Batch, CandidateFile, Collected
 from kernelwright.evals.verdict_store import VerdictStore
 from kernelwright.sandbox.locks import processor_path
 from kernelwright.sandbox.pool import executor
-from kernelwright.sandbox.pool.dispatcher import Dispatcher
+from kernelwright.sandbox.pool.dispatcher import TRIES, Dispatcher
 from kernelwright.sandbox.pool.executor import Answer, LocalExecutor, Lost, Question, Unjudged, WorkerProcess
-from kernelwright.sandbox.pool.judge_pool import JudgingError
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.pool.lines import HALF_LOOKS, LOOK_S, Ended, LineProcess, LineServer
 from kernelwright.sandbox.pool.worker import reply_of
@@ -130,17 +129,17 @@ def test_an_answer_that_is_none_loses_its_worker(faulty):
     assert within_reason(go()).verdict == VERDICT
 
 
-@pytest.mark.parametrize("name", ["killed_in_a_line", "half_a_line", "output_closed"])
-def test_judging_tells_and_goes_on(faulty, name):
-    faulty(name, 1)
+@pytest.mark.parametrize("name, times", [("killed_in_a_line", 1), ("half_a_line", 2), ("output_closed", 3)])
+def test_a_pool_tries_again_and_names_the_workers_that_a_candidate_lost(faulty, name, times):
+    faulty(name, times)
 
     async def go():
-        async with JudgePool(concurrency=2) as judging:
-            with pytest.raises(JudgingError, match="has ended"):
-                await judging.judge(SUM, "class ModelNew: pass")
-            return await judging.judge(SUM, "class ModelNew: pass")
+        async with JudgePool(concurrency=2) as pool:
+            return [await pool.judge(SUM, "class ModelNew: pass") for _ in range(2)]
 
-    assert within_reason(go()).report["outcome"] == "failed"
+    first, second = within_reason(go())
+    assert second.report["outcome"] == "failed"
+    assert first.error is None if times < TRIES else "3 workers were lost" in first.error
 
 
 @pytest.mark.parametrize("name", ["killed_in_a_line", "half_a_line"])
