@@ -277,19 +277,19 @@ class JudgePool:
                 found = problem_of(problem)
             except ValueError as error:
                 return Judged(index=index, problem=str(problem), error=str(error))
-            candidate, error = candidate_given(source), None
+            candidate, why = candidate_given(source), None
             try:
                 if self._service is not None:
-                    given, error = await self._judge_there(self._service, found, candidate.source)
+                    given, why = await self._judge_there(self._service, found, candidate.source)
                 else:
                     dispatcher = await self._started()
                     judged = await dispatcher.judge(Work(problem=found, candidate=candidate))
                     given = await asyncio.to_thread(report, judged.verdict)
             except (RefusedJob, Unjudged) as refused:
-                given, error = None, str(refused)
+                given, why = None, str(refused)
             except ExecutorError as lost:
                 raise JudgingError(str(lost)) from None
-            return Judged(index=index, problem=found.name, report=given, error=error)
+            return Judged(index=index, problem=found.name, report=given, error=why)
 
     async def _judge_there(
         self, service: ServiceClient, problem: Problem, source: str
