@@ -31,6 +31,7 @@ from kernelwright.sandbox.calls.reference import PATIENCE, Precision, ReferenceS
 from kernelwright.sandbox.calls.sessions import Misbehaved, Session, Timed
 from kernelwright.sandbox.calls.timeouts import FirstCallTimeout
 from kernelwright.sandbox.clocks import ClockSample, steady
+from kernelwright.sandbox.correctness.checks import Call
 from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.timing.baselines import OtherBaseline
 from kernelwright.sandbox.timing.gpu_baselines import GpuBaselines
@@ -217,11 +218,11 @@ class DeviceTiming(Timing):
     def baseline(self) -> GpuReference:
         return self._baselines.eager(self.number)
 
-    def warm_up(self, session: Session) -> bool | None:
-        """Checked calls of the candidate; the first one, in which it may compile or tune, has the build's limit."""
+    def warm_up(self, session: Session) -> None:
+        """Check calls of the candidate; the first one, in which it may compile or tune, has the build's limit."""
         if self._retired is not None:  # it might still be heard on the device
             self._retired.result()
-        return super().warm_up(session)
+        super().warm_up(session)
 
     def _warm_beside(self, values: Values) -> None:
         """Have the other sides' processes started; all are brought to their speed alike, in `measure`."""
@@ -231,13 +232,14 @@ class DeviceTiming(Timing):
         """All sides are brought to their speed alike, in `measure`."""
         self._call_ms = took_ms
 
-    def _call(self, session: Session, values: Values) -> Timed:
+    def call(self, values: Values) -> Timed:
+        session = self.session
         assert isinstance(session, GpuSession)
         start, is_first = time.monotonic(), not session.is_called
         call_s, build_s = self._call_limit_s(), self._settings.build_timeout_s
         limit = FirstCallTimeout(call_s, build_s, self._device.clocks.is_busy) if is_first else call_s
         try:
-            return session.call(values, limit, self._operation)
+            return session.call(values, limit, self.operation)
         finally:
             self._own_s += 0.0 if is_first else time.monotonic() - start
 
@@ -278,12 +280,12 @@ class DeviceTiming(Timing):
         self._spent_s += time.monotonic() - start
         if self.number == 0 and self._sides_beside():
             samples.errors, samples.less_accurate = self._baselines.accuracy()
-        self.number += 1
+        self.pairs += 1
 
     @property
     def is_enough(self) -> bool:
         """As elsewhere; where hardly any round counts, or the candidate takes too long, it ends with what there is."""
-        if self.number < TRIES * self._settings.worker_pairs and self._own_s <= OWN_S:
+        if self.pairs < TRIES * self._settings.worker_pairs and self._own_s <= OWN_S:
             return bool(self.samples.candidate) and super().is_enough
         if not self.samples.candidate:
             why = ", ".join(f"{reason} ({count})" for reason, count in self.samples.dropped.items())
@@ -292,7 +294,7 @@ class DeviceTiming(Timing):
 
     def _all_sides(self, session: GpuSession) -> list[Side]:
         """All that is timed beside each other, the candidate first."""
-        what, samples = self._operation, self.samples
+        what, samples = self.operation, self.samples
         sides = [Side(CANDIDATE, session, what), Side(EAGER, self.baseline, what)]
         other = self._baselines.placebo(self.number)
         sides += [Side(PLACEBO, other, what)] if other else []
@@ -389,10 +391,10 @@ class DeviceTiming(Timing):
         try:
             with side.ready() as session, nullcontext() if side.is_candidate else _owned(session, keep) as owned:
                 start = time.monotonic()
-                timed = session.call(values, self._limit_s(side), self._operation, in_place=not side.is_candidate)
+                timed = session.call(values, self._limit_s(side), self.operation, in_place=not side.is_candidate)
                 output = owned(timed.output) if owned else timed.output
                 session.release_result()
-                device_ms = call_behind_a_spin(session, Work(self._operation), values)
+                device_ms = call_behind_a_spin(session, Work(self.operation), values)
                 self._own_s += time.monotonic() - start if side.is_candidate else 0.0
         finally:
             self._device.wakes = False
@@ -413,11 +415,11 @@ class DeviceTiming(Timing):
         counted = []
         for number, (family, values) in enumerate(drawn):
             mine, theirs = (_as_timed(links[name][number]) for name in (CANDIDATE, EAGER))
-            if self._excludes(family, theirs, values):
+            if self.excludes(family, theirs, values):
                 self.samples.dropped["the values lie outside of what the problem is defined for"] += 1
                 continue
-            if self._has("timed_check"):
-                self._check(mine, theirs, values, family)
+            if self.has("timed_check"):
+                self.run("each call", Call(family, values, mine, theirs))
             counted.append(number)
         self.baseline.release_result()
         if not self.samples.candidate and counted:

@@ -1,8 +1,7 @@
 """The judge: from a candidate to a verdict, without ever importing the candidate."""
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Self, get_args
 
 from kernelwright.sandbox.authenticity import scan
@@ -10,9 +9,10 @@ from kernelwright.sandbox.authenticity.evidence import Observed, judge_authentic
 from kernelwright.sandbox.authenticity.native import needed_symbols
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.build import BuildStore, read_failures
-from kernelwright.sandbox.calls.reference import ReferenceSession
+from kernelwright.sandbox.calls.reference import ReferenceSession, fresh_seed
 from kernelwright.sandbox.calls.sessions import Refused, Session, Unbuilt
 from kernelwright.sandbox.calls.timeouts import ImportTimeout
+from kernelwright.sandbox.correctness.checks import DrawingReference, evidence_of, require_known
 from kernelwright.sandbox.gpu_tools import Subject
 from kernelwright.sandbox.judge.floors import Floors
 from kernelwright.sandbox.judge.given import GivenProblem, GivenSource, candidate_given, checked_source, problem_of
@@ -27,7 +27,7 @@ from kernelwright.sandbox.judge.stages import (
 from kernelwright.sandbox.locks import WaitLimit, report_load
 from kernelwright.sandbox.logs import build_reason, names_an_error, trim_build_log, trim_traceback
 from kernelwright.sandbox.machine import needs_device, versions, versions_used
-from kernelwright.sandbox.timing.paired import DrawingReference, Timing, in_background, weight_seed
+from kernelwright.sandbox.timing.paired import Timing, in_background
 from kernelwright.sandbox.toolchain import Toolchain, require_headers, toolchain
 from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedProblem
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
@@ -45,6 +45,7 @@ class Judge:
         self.problem = problem = problem_of(problem)
         chosen = settings or Settings()
         self.settings = chosen.at(chosen.effort)
+        require_known(self.settings.without)
         if self.settings.weights == "seed" and self._compares_by_name:
             raise UnsupportedProblem(
                 f"{problem.name} compares gradients or buffers by the names of weights; judge it with --weights copy"
@@ -181,7 +182,7 @@ class Judge:
                 with built.stage("load"):
                     built.worker.greet()
             if self.settings.weights == "seed" and self._may_seed_weights:
-                built.weight_seed = weight_seed()
+                built.weight_seed = fresh_seed()
             while True:
                 try:
                     measurement = self._measure(built, best_speedup)
@@ -210,7 +211,7 @@ class Judge:
             failed_by_weights = built.refuses_weights or failure.stage == "check"
             if self.settings.weights != "auto" or not self._may_seed_weights or not failed_by_weights:
                 raise failure
-            built.failed_copied, built.weight_seed = failure, weight_seed()
+            built.failed_copied, built.weight_seed = failure, fresh_seed()
             return
         if failure.stage == "check" and built.has_constants and not built.draws_constants:
             built.draws_constants = True
@@ -237,47 +238,34 @@ class Judge:
     def _measure(self, built: Built, best_speedup: float | None) -> Measurement:
         """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
         with self.backend.timing(self._baselines, best_speedup) as timing:
-            built.errors = timing.errors
+            built.errors, built.seen = timing.errors, timing.seen
+            timing.is_seeded, timing.draws_constants = built.weight_seed is not None, built.draws_constants
             if self.settings.side_by_side:
                 timing.at_the_end = lambda: self._start_ahead(built, timing)
             is_enough = False
             while not is_enough:
                 session = built.worker or self._next_worker(built)
-                with self._seeded_weights(built, timing.baseline):
+                reference = timing.begin(session)
+                seeded: AbstractContextManager[None] = nullcontext()
+                if built.weight_seed is not None:  # a fresh one for each worker pair
+                    built.weight_seed = fresh_seed()
+                    seeded = reference.seeded(built.weight_seed, built.draws_constants)
+                with seeded:
                     with built.stage("load"):
-                        self._load(built, session, timing.baseline)
+                        self._load(built, session, reference)
                     with built.stage("run"):
-                        repeats = timing.warm_up(session)
-                    if timing.number == 0:
-                        built.deterministic = repeats
+                        timing.warm_up(session)
                     with built.stage("time"):
                         timing.measure(session)
                         is_enough = timing.is_enough
-                        if is_enough:
-                            self._test_the_rest(built, timing, session)
+                        if is_enough and self.settings.effort == "screen":
+                            built.not_met = (*timing.untested, *(() if self._is_observed else (UNOBSERVED,)))
+                        elif is_enough:
+                            timing.run_last()
                 built.worker = session if is_enough and self._is_observed_last else None
                 if built.worker is None:
                     timing.retire(session)
         return timing.samples.measurement(self.settings)
-
-    @contextmanager
-    def _seeded_weights(self, built: Built, reference: ReferenceSession) -> Iterator[None]:
-        """For one worker pair: where both models are constructed under one seed, a fresh one."""
-        if built.weight_seed is None:
-            yield
-            return
-        built.weight_seed = weight_seed()
-        with reference.seeded(built.weight_seed, built.draws_constants):
-            yield
-
-    def _test_the_rest(self, built: Built, timing: Timing, session: Session) -> None:
-        """All that a verdict is about and no timed call has met; a screen only says what that is."""
-        if self.settings.effort == "screen":
-            built.not_met = (*timing.untested, *(() if self._is_observed else (UNOBSERVED,)))
-        else:
-            timing.test_the_rest(session)
-            if built.weight_seed is not None:
-                timing.test_other_seeds(session, built.draws_constants)
 
     @property
     def _is_observed(self) -> bool:
@@ -374,7 +362,6 @@ class Judge:
             exact=self._baselines.exact_ways,
             device=self.settings.device,
             versions=versions() | versions_used(built.candidate.source) | {JUDGE: str(JUDGE_VERSION)},
-            deterministic=built.deterministic,
             builds=built.ways,
             hidden_builds=tuple(failed.line for failed in built.failed_builds),
             look=built.look,
@@ -387,6 +374,7 @@ class Judge:
             errors_allowed={one: found for one in get_args(Accuracy) if (found := allowed(one, find=False))},
             effort=self.settings.effort,
             not_met=built.not_met,
+            **evidence_of(built.seen),
         )
 
 

@@ -201,8 +201,9 @@ class Built:
         """Seconds that count towards the limit on all builds."""
         self.late_builds = 0
         """Extensions that were asked for only in a worker."""
-        self.deterministic: bool | None = None
         self.errors: Shares = {}
+        self.seen: dict[str, Any] = {}
+        """Results of checks, by the names of these."""
         self.authenticity: Authenticity | None = None
         """From a run that was observed; None until there was one."""
         self.not_met: tuple[str, ...] = ()

@@ -5,35 +5,21 @@ import random
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, Self, get_args
+from typing import NamedTuple, Self
 
-from kernelwright.sandbox.calls.reference import ReferenceSession, operation
+from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Session, Timed
-from kernelwright.sandbox.correctness.compare import (
-    IEEE,
-    KERNELBENCH,
-    PLAIN,
-    Checks,
-    ExactCase,
-    Shares,
-    Wrong,
-    add_shares,
-    are_within,
-    is_right_anyhow,
-    mismatch,
-    mismatch_shaken,
-    tolerance_of,
-)
+from kernelwright.sandbox.correctness.checks import Call, Cases, Trial
+from kernelwright.sandbox.correctness.compare import IEEE
 from kernelwright.sandbox.correctness.families import DRAWN, schedule, vary
 from kernelwright.sandbox.tensors import Values
-from kernelwright.sandbox.timing.baselines import PERMITTING, Baselines
+from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.samples import EFFORT, PairedSamples, is_clearly_slower, is_enough_to_choose
-from kernelwright.sandbox.verdict.errors import StageFailed
-from kernelwright.sandbox.verdict.settings import Accuracy, Defence, Settings
+from kernelwright.sandbox.verdict.settings import Settings
 
 
 class Source(NamedTuple):
@@ -107,7 +93,7 @@ class FreshValues:
         warming, self._warming = self._warming, None
         return warming.result() if warming else self.of(number)
 
-    def in_turn(self, number: int, families: Sequence[str]) -> Iterator[tuple[str, Values]]:
+    def in_turn(self, number: int, families: Collection[str]) -> Cases:
         """Each with values of it, when nothing is timed any more. Where more than one process may draw, the next ones
         are drawn meanwhile.
         """
@@ -161,9 +147,6 @@ SLOWEST_CALL_S = 5.0
 PAIRS_A_WORKER = 4
 BACKWARDS = (1, 2)
 """Of each four pairs, those in which the candidate comes last: a drift of the machine hits both sides alike."""
-OTHER_WEIGHTS = "as drawn, once other weights were copied into its parameters"
-ANOTHER_SEED = "as drawn, with both models constructed again under another seed"
-OTHER_SEEDS = 2
 SETTLING_MS, MOST_SETTLING = 20.0, 8
 """For about so long, and at most this many times, a side is called again before it is timed."""
 BESIDE = 4
@@ -172,40 +155,24 @@ OVERRUN, FEWEST_WORKERS = 4, 2
 """If the time budget is overrun by this factor, this number of worker pairs is enough."""
 
 
-class DrawingReference(Exception):
-    """The reference itself draws in `forward`: results can be compared only where both sides are seeded alike."""
-
-
-def weight_seed() -> int:
-    """A seed under which both models are constructed: the only one that a candidate's process learns."""
-    return secrets.randbits(62)
-
-
-class Timing:
+class Timing(Trial):
     """Times one candidate, worker pair after worker pair, until enough is known. Use it as a context.
 
     What is not timed goes on side by side: a result is compared while the next values are drawn.
     """
 
     def __init__(self, baselines: Baselines, settings: Settings, best_speedup: float | None = None) -> None:
-        self._baselines, self._settings, self._best_speedup = baselines, settings, best_speedup
-        self._tolerance = tolerance_of(baselines.problem, settings.accuracy)
-        self._rule = tolerance_of(baselines.problem, KERNELBENCH)
-        self._allowed = IEEE
-        self.errors: Shares = {}
-        """The largest so far, as `Evidence.errors` has them."""
-        self._operation = operation(baselines.problem)
-        self._domain = baselines.domain
-        self._tested: set[str] = set()
+        super().__init__(baselines, settings)
+        self._best_speedup = best_speedup
         self._beside = ThreadPoolExecutor(BESIDE)
-        self.fresh = FreshValues(baselines, settings, self._beside)
+        self.fresh: FreshValues = FreshValues(baselines, settings, self._beside)
         self._retired: Future[str] | None = None
         self.at_the_end: Callable[[], object] = lambda: None
         """Done beside the last comparison of each worker pair, when nothing is timed."""
         self._spent_s = 0.0
         self.samples = PairedSamples(baselines.next_candidate())
-        self.number = 0
-        """Of the present worker pair, counted from 0."""
+        self.pairs = 0
+        """Worker pairs that were timed."""
 
     def __enter__(self) -> Self:
         return self
@@ -214,35 +181,32 @@ class Timing:
         # No reference may be left with a question whose answer nobody hears.
         self._beside.shutdown(wait=True)
 
-    @property
-    def baseline(self) -> ReferenceSession:
-        """The reference whose arguments and weights the candidate's present worker has."""
-        return self._baselines.eager(self.number)
+    def begin(self, session: Session) -> ReferenceSession:
+        """Begin the next worker pair with this worker of the candidate, and return its reference."""
+        self.number, self.session = self.pairs, session
+        self.reference = self._baselines.eager(self.number)
+        return self.reference
 
-    def warm_up(self, session: Session) -> bool | None:
-        """Untimed calls of all sides; those of the first worker are checked.
-
-        Tells whether the candidate repeats itself bit by bit; None where that was not tried.
-        """
-        start, repeats = time.monotonic(), None
+    def warm_up(self, session: Session) -> None:
+        """Make untimed calls of all sides; those of the first worker are checked."""
+        start = time.monotonic()
         if self.number == 0:  # before the first result lies in the memory of a process that may be asked for these
-            self._allowed = self._baselines.allowed(self._settings.accuracy) or IEEE
+            self.allowed = self._baselines.allowed(self._settings.accuracy) or IEEE
         # What is wrong waits for no other.
-        values = self.fresh.warmed(self.number) if self.number else self.fresh.by(self.baseline)
+        values = self.fresh.warmed(self.number) if self.number else self.fresh.by(self.reference)
         for turn in range(self._settings.warm_up):
-            theirs = self.baseline.show(values)
+            theirs = self.reference.show(values)
             size = theirs.output.size
             if turn == 0:
-                with in_background(partial(self.baseline.expect, size), beside=self._settings.side_by_side):
+                with in_background(partial(self.reference.expect, size), beside=self._settings.side_by_side):
                     session.expect(size)
-                session.returns_inputs = self.baseline.returns_inputs
-            self.baseline.keep(theirs.output)  # before the candidate runs, who might find where it lies
-            mine = self._call(session, values)
+                session.returns_inputs = self.reference.returns_inputs
+            self.reference.keep(theirs.output)  # before the candidate runs, who might find where it lies
+            mine = self.call(values)
             if self.number == 0:
-                self._check(mine, theirs, values, DRAWN)
+                self.run("each call", Call(DRAWN, values, mine, theirs))
                 if turn == 0:
-                    repeats = mine.output == self._call(session, values).output
-                    self._check_state(session, values)
+                    self.run("first call", Call(DRAWN, values, mine, theirs))
                     self._baselines.start()
                 nothing = Values({"v": None}, ())
                 mine, theirs = mine._replace(output=nothing), theirs._replace(output=nothing)
@@ -252,23 +216,11 @@ class Timing:
             if turn == self._settings.warm_up - 1:
                 self._settle(session, values, (mine.milliseconds, theirs.milliseconds))
         self._spent_s += time.monotonic() - start if self.number > 0 else 0.0
-        return repeats
 
     def _warm_beside(self, values: Values) -> None:
         for other in (self._baselines.placebo(self.number), *self._baselines.compiled()):
             if other is not None:
                 other.call_ms(values)
-
-    def _check_state(self, session: Session, values: Values) -> None:
-        """Check the model's buffers after a call, where the problem asks for it."""
-        followed = bool(self.baseline.followed)
-        if self._baselines.problem.state != "followed" and not followed:
-            return
-        (got, want), errors = self.baseline.state_after(session, values), Shares()
-        wrong = mismatch(got, want, want, self._tolerance, Checks(shares=errors))
-        if wrong and not self._is_allowed(wrong, errors):
-            where = "in ModelNew" if followed else "a buffer of ModelNew after a call:"
-            raise StageFailed("check", f"{where} {wrong.reason}", wrong.details)
 
     def retire(self, session: Session) -> None:
         """End a worker whose part is done, while the next one starts; it has ended before anything is timed again."""
@@ -285,22 +237,22 @@ class Timing:
         mine, theirs = (min(MOST_SETTLING, int(SETTLING_MS / ms)) for ms in took_ms)
         for left in range(max(mine, theirs), 0, -1):
             if left <= mine:
-                session.call_ms(values, self._call_limit_s(), self._operation)
+                session.call_ms(values, self._call_limit_s(), self.operation)
             if left <= theirs:
-                self.baseline.call_ms(values)
+                self.reference.call_ms(values)
 
     def measure(self, session: Session) -> None:
         """The timed calls of the present worker pair; the next one is due after it."""
         if self._retired is not None:
             self._retired.result()
         start = time.monotonic()
-        self.samples.protocol.append(self.baseline.protocol_ms())
+        self.samples.protocol.append(self.reference.protocol_ms())
         for turn in range(PAIRS_A_WORKER):
             while not self._pair(session, turn):
                 pass
         self._ending.result()
         self._spent_s += time.monotonic() - start
-        self.number += 1
+        self.pairs += 1
 
     def _pair(self, session: Session, turn: int) -> bool:
         """All sides once on the same values. In two of four pairs the placebo is one of them.
@@ -312,23 +264,23 @@ class Timing:
         times: dict[int, float] = {}
         for side in self._sides(session, other, turn):
             if isinstance(side, Session):
-                mine = self._call(side, values)
-            elif side is self.baseline:
+                mine = self.call(values)
+            elif side is self.reference:
                 theirs = side.show(values)
             else:
                 times[id(side)] = side.call_ms(values)
         session.refuse_work_done_meanwhile()  # while the others had their turns; after its last call nobody else asks
-        if self._excludes(family, theirs, values):
+        if self.excludes(family, theirs, values):
             return False
         if turn < PAIRS_A_WORKER - 1:
             self.fresh.draw_ahead(self.number, PAIRS_A_WORKER - 1 - turn)
         else:
             self._ending = self._beside.submit(self.at_the_end)
-        if self._has("timed_check"):
-            self._check(mine, theirs, values, family)
+        if self.has("timed_check"):
+            self.run("each call", Call(family, values, mine, theirs))
         samples = self.samples
         samples.add(self.number, mine, theirs)
-        samples.baselines[self.baseline.form.baseline].append(theirs.milliseconds)
+        samples.baselines[self.reference.form.baseline].append(theirs.milliseconds)
         for compiled in self._baselines.compiled():
             samples.baselines[compiled.form.baseline].append(times[id(compiled)])
         if other:
@@ -339,115 +291,12 @@ class Timing:
         self, session: Session, other: ReferenceSession | None, turn: int
     ) -> Sequence[Session | ReferenceSession]:
         """All sides in the order in which they are called in this turn."""
-        sides: list[Session | ReferenceSession] = [session, self.baseline, *self._baselines.compiled()]
+        sides: list[Session | ReferenceSession] = [session, self.reference, *self._baselines.compiled()]
         sides += [other] if other else []
         return sides[::-1] if turn in BACKWARDS else sides
 
-    def _call(self, session: Session, values: Values) -> Timed:
-        return session.call(values, self._call_limit_s(), self._operation)
-
-    def test_the_rest(self, session: Session) -> None:
-        """Untimed calls on values of the families that no call has tested, for the worker pair that was timed last.
-
-        So a verdict is about all of them, however early it came, and does not hang on which were drawn.
-        """
-        with self._last_pair():
-            for family, values in self.fresh.in_turn(self.number, self.untested):
-                self._test(session, family, values)
-                del values  # before others take their place
-            # Where gradients are wanted: who trains changes the weights after every call.
-            if self._operation != "call" and self._baselines.first.weights.tensors and self._has("weights"):
-                self._test_other_weights(session)
-
-    @contextmanager
-    def _last_pair(self) -> Iterator[None]:
-        """Within it the worker pair that was timed last is the present one: its worker has its baseline's weights."""
-        self.number -= 1
-        try:
-            yield
-        finally:
-            self.number += 1
-
-    def _test_other_weights(self, session: Session) -> None:
-        """A call after others were copied into the same parameters: what was made of the ones before is stale."""
-        with self.baseline.reweighted() as weights:
-            question = {"op": "weights", "names": self.baseline.weight_names}
-            session.ask(question, self._settings.start_timeout_s, weights)
-            self._test(session, OTHER_WEIGHTS, self.baseline.draw())
-
-    def test_other_seeds(self, session: Session, vary: bool) -> None:
-        """Calls of models that are constructed again under two other seeds: a check covers three at least."""
-        with self._last_pair():
-            for _ in range(OTHER_SEEDS):
-                seed = weight_seed()
-                with self.baseline.seeded(seed, vary):
-                    session.construct_seeded(seed, vary)
-                    if self._has("weights"):
-                        self.baseline.replace_constants(session)
-                    self._test(session, ANOTHER_SEED, self.baseline.draw())
-
-    def _test(self, session: Session, family: str, values: Values) -> None:
-        mine, theirs = self._call(session, values), self.baseline.show(values)
-        if not self._excludes(family, theirs, values):
-            self._check(mine, theirs, values, family)
-
-    @property
-    def untested(self) -> list[str]:
-        """The families that the problem is judged on and no call has tested."""
-        checked = self._settings.varies_inputs and self._has("timed_check")
-        return [family for family in self._domain.families if checked and family not in self._tested]
-
-    def _excludes(self, family: str, theirs: Timed, values: Values) -> bool:
-        def exact() -> Values:
-            self.baseline.keep(theirs.output)  # which is still needed
-            return self.baseline.exact(values)
-
-        return self._domain.excludes(family, theirs.output, exact)
-
-    def _check(self, mine: Timed, theirs: Timed, values: Values, family: str) -> None:
-        self._tested.add(family)
-        if is_right_anyhow(mine.output, theirs.output, self._tolerance, self.errors):
-            return
-        errors: Shares = {}
-        wrong = self._wrong(mine.output, theirs.output, values, family, errors)
-        self.baseline.release_result()
-        add_shares(self.errors, errors)
-        if wrong is None or self._is_allowed(wrong, errors):
-            return
-        reason = f"{wrong.reason} (on inputs {family}){self._wider(wrong, errors)}"
-        raise StageFailed("check", reason, wrong.details)
-
-    def _wrong(self, got: Values, theirs: Values, values: Values, family: str, errors: Shares) -> Wrong | None:
-        """Compare a result by the bound of `ieee`, or by KernelBench's rule where that is asked for.
-
-        `theirs` is the reference's, `errors` is filled. Seeded alike, float64 would draw something else.
-        """
-        near = self.baseline.keep(theirs)
-        # Its distance from a float64 that draws something else would excuse anything. Values as drawn come first.
-        if not self._baselines.is_seeded and family == DRAWN and self.baseline.is_random_on(values, near):
-            raise DrawingReference
-        if self._baselines.is_seeded or self._settings.accuracy == KERNELBENCH:
-            wrong = mismatch(got, near, near, self._tolerance, Checks(shares=errors))
-        else:
-            asked = ExactCase(values, lambda other: self.baseline.exact(other, near), self._domain.defines_nan(family))
-            wrong = mismatch_shaken(got, asked, near, self._tolerance, errors)
-        if family == DRAWN and KERNELBENCH not in errors and (wrong is None or wrong.by_distance):
-            mismatch(got, near, near, self._rule, PLAIN._replace(shares=errors))
-        return wrong
-
-    def _is_allowed(self, wrong: Wrong, errors: Shares) -> bool:
-        """Whether what is wrong by the bound of `ieee` is right at an accuracy between that and KernelBench's rule."""
-        return self._settings.accuracy in PERMITTING and wrong.by_distance and are_within(errors, self._allowed)
-
-    def _wider(self, wrong: Wrong, errors: Shares) -> str:
-        """The end of the reason, where the same result is right at a wider accuracy."""
-        accuracies: tuple[Accuracy, ...] = get_args(Accuracy)
-        asked = self._settings.accuracy
-        for other in accuracies[accuracies.index(asked) + 1 :] if wrong.by_distance else ():
-            allowed = self._baselines.allowed(other, find=False)
-            if allowed and (other in errors or other != KERNELBENCH) and are_within(errors, allowed):
-                return f"; wrong at {asked}; within the bound of {other}"
-        return ""
+    def call(self, values: Values) -> Timed:
+        return self.session.call(values, self._call_limit_s(), self.operation)
 
     def _call_limit_s(self) -> float:
         longest = self._settings.call_timeout_s
@@ -456,21 +305,18 @@ class Timing:
             return longest
         return min(longest, max(SLOWEST_CALL_S, self._settings.call_factor * max(known) / 1e3))
 
-    def _has(self, defence: Defence) -> bool:
-        return defence not in self._settings.without
-
     @property
     def is_enough(self) -> bool:
         """Whether another worker pair would tell nothing more that is wanted."""
         settings, count = self._settings, len(self.samples.candidate)
         budgets = self._spent_s / settings.time_budget_s
-        if count >= settings.max_pairs or (budgets > OVERRUN and self.number >= FEWEST_WORKERS):
+        if count >= settings.max_pairs or (budgets > OVERRUN and self.pairs >= FEWEST_WORKERS):
             return True
         if settings.effort != "rank":
-            done = budgets > 1 or self.number >= settings.worker_pairs
+            done = budgets > 1 or self.pairs >= settings.worker_pairs
             found = self.samples.measurement(settings)
             return done or is_enough_to_choose(found, self._best_speedup, settings.interval_target)
-        effort = min(count / settings.min_pairs, self.number / settings.worker_pairs)
+        effort = min(count / settings.min_pairs, self.pairs / settings.worker_pairs)
         if effort < EFFORT:
             return False
         found = self.samples.measurement(settings)

@@ -69,6 +69,7 @@ def report(verdict: Verdict) -> dict[str, Any]:
         "not_met": list(evidence.not_met),
         "seconds": evidence.seconds,
         "versions": evidence.versions,
+        **({"checks": evidence.checks} if evidence.checks else {}),
     }
 
 

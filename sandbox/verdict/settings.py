@@ -116,8 +116,8 @@ class Settings(Record):
     """Whether what runs on a device is looked at by compute-sanitizer's memcheck too; a faulty access fails it."""
     profile: bool = False
     """Whether what is right on a device is looked at by ncu too: the hardware's counters, as evidence."""
-    without: tuple[Defence, ...] = ()
-    """Defences of the judge to do without, for trying what each of them stops; named in the evidence."""
+    without: tuple[Defence | str, ...] = ()
+    """Defences and checks of the judge to do without, for trying what each of them stops; named in the evidence."""
 
     @model_validator(mode="before")
     @classmethod

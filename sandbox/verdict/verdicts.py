@@ -5,9 +5,9 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from kernelwright.problems.languages import LanguageName
 from kernelwright.problems.problem import Record
@@ -421,6 +421,15 @@ class Evidence(Record):
     """By accuracy, the largest of such shares that are right, as far as they are known for this problem and device."""
     not_met: tuple[str, ...] = ()
     """At effort `screen`: families of values that no call has tested, and what else was not looked at."""
+    checks: dict[str, Any] = Field(default_factory=dict)
+    """Results of further checks by their names; left out of what is stored where there are none."""
+
+    @model_serializer(mode="wrap")
+    def _stored(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = serialize(self)
+        if not found.get("checks"):
+            found.pop("checks", None)
+        return found
 
     def meets(self, accuracy: Accuracy) -> bool | None:
         """Whether all errors that were seen are within an accuracy; None where that is not known."""

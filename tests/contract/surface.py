@@ -75,7 +75,7 @@ def choices() -> Surface:
     from kernelwright.problems.loading import DTYPES
     from kernelwright.prompts import SECTION_NAMES
     from kernelwright.sandbox.pool.judge_pool import NAMES
-    from kernelwright.sandbox.verdict.settings import BaselineGroup, CompileMode, JudgingEffort, Settings
+    from kernelwright.sandbox.verdict.settings import BaselineGroup, CompileMode, Defence, JudgingEffort, Settings
 
     words = {
         "--effort": get_args(JudgingEffort),
@@ -91,7 +91,7 @@ def choices() -> Surface:
         "--api": get_args(Api),
         "--without": SECTION_NAMES,
         "export --to": EXPORT_FORMATS,
-        "judge defences": get_args(get_args(Settings.model_fields["without"].annotation)[0]),
+        "judge defences": get_args(Defence),
     }
     return {option: dict.fromkeys(map(str, values), "choice") for option, values in words.items()} | {
         "--set": fields(SearchConfig)
