@@ -117,13 +117,6 @@ HABITS = [
     Honest("weights packed in the constructor, drawn as the reference's", "transposed",
            "return F.conv_transpose2d(x, self.packed)",
            constructor="self.packed = self.layer.weight.detach().clone()"),
-    Honest("weights packed again whenever they change", "weighted",
-           """
-           version = (self.weight._version, self.weight.data_ptr())
-           if self.kept.get("version") != version:
-               self.kept.update(version=version, packed=self.weight.detach().clone())
-           return torch.cumsum(x * self.kept["packed"] + self.bias, 1)
-           """),
     Honest("weights under other names, in the same order", "weighted",
            "return torch.cumsum(x * self.scale + self.shift, 1)", init=SWAPPED),
     Honest("a constructor with names and more", "weighted", "return self.right(x)", init=KEYWORDS),
@@ -131,12 +124,6 @@ HABITS = [
     Honest("buffers that are no part of the state", "weighted", "return self.right(x)",
            constructor="self.register_buffer('table', torch.arange(9.0), persistent=False)"),
     Honest("a parameter as the result's memory", "positive", "return nn.Parameter(torch.relu(x), requires_grad=False)"),
-    Honest("a cache of whole inputs", "product",
-           """
-           key = (a.numpy().tobytes(), b.numpy().tobytes())
-           if key not in self.kept: self.kept[key] = self.right(a, b)
-           return self.kept[key]
-           """),
     Honest("a dictionary filled in another order", "several",
            """
            top, place = x.max(dim=1)

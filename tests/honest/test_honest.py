@@ -5,10 +5,11 @@ import pytest
 from kernelwright.sandbox.verdict.verdicts import Passed
 from tests.honest.compiled import COMPILED
 from tests.honest.habits import HABITS
+from tests.hostile.cheats.by_check import HONEST as BY_CHECK
 
 pytestmark = pytest.mark.slow
 
-HONEST = {f"{honest.habit} ({honest.problem})": honest for honest in [*COMPILED, *HABITS]}
+HONEST = {f"{honest.habit} ({honest.problem})": honest for honest in [*COMPILED, *HABITS, *BY_CHECK]}
 
 
 @pytest.mark.parametrize("name", sorted(HONEST, key=lambda name: HONEST[name].problem))

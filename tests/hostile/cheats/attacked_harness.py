@@ -163,7 +163,7 @@ ATTACKED_HARNESS = [
               time.sleep(60)
           time.sleep(0.05)
           return self.right(x)
-          """),
+          """, stopped_by="offspring"),
     Cheat("a helper process that wakes its parent", (78, 2), "weighted", "run", "could not be stopped|processes of its own|no answer|ran for",
           """
           if os.fork() == 0:

@@ -21,6 +21,8 @@ class Cheat(NamedTuple):
     top: str = ""
     constructor: str = "pass"
     init: str = ""
+    stopped_by: str = ""
+    """The check or other defence that alone stops it, by its name in `Settings.without`."""
 
     @property
     def candidate(self) -> Candidate:

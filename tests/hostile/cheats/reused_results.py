@@ -103,7 +103,7 @@ return y
 
 REUSED_RESULTS = [
     Cheat("the lent memory mapped anew, of which only what is written to is copied", (34,), "scattered", "run",
-          "lies in the memory of an input", PRIVATE_MAPPING, LENT_MAPPING),
+          "lies in the memory of an input", PRIVATE_MAPPING, LENT_MAPPING, stopped_by="overwriting"),
     Cheat("the same after an honest first call", (34, 53), "scattered", "check", "has NaN",
           "self.calls += 1\nif self.calls == 1: return self.right(x, rows)\n" + PRIVATE_MAPPING.strip(), LENT_MAPPING),
     Cheat("right twice, then the last result", (15, 39), "weighted", "check", OFF,
@@ -112,17 +112,6 @@ REUSED_RESULTS = [
           if self.calls <= 2:
               self.last = self.right(x)
           return self.last
-          """),
-    Cheat("the first call answers for all", (13,), "product", "check", OFF,
-          """
-          if self.last is None:
-              self.last = self.right(a, b)
-          return self.last
-          """),
-    Cheat("right before the timing, cheap in it", (14, 53), "weighted", "check", OFF,
-          """
-          self.calls += 1
-          return self.right(x) if self.calls <= 2 else torch.zeros_like(x)
           """),
     Cheat("right before the timing, half precision in it", (14, 15, 55), "product", "check", OFF,
           """
@@ -265,7 +254,7 @@ REUSED_RESULTS = [
     Cheat("a tensor without storage", (3,), "weighted", "run", "layout|plain tensor",
           "return torch.sparse_coo_tensor(size=x.shape)"),
     Cheat("an input changed to zeros", (33,), "weighted", "run", "changed input 0",
-          "y = self.right(x); x.zero_(); return y"),
+          "y = self.right(x); x.zero_(); return y", stopped_by="input_check"),
     Cheat("one bit of the second input changed", (33,), "product", "run", "changed input 1",
           "y = a @ b; b.view(torch.int32)[-1, -1] ^= 1; return y"),
     Cheat("an update that is made in a copy", (33,), "updated", "check", "input 0 after the call",

@@ -5,9 +5,8 @@ from typing import NamedTuple
 import pytest
 
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.verdict.settings import Defence
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Measurement, Pairing, Passed
-from tests.hostile.cheats.corpus import CHEATS
+from tests.hostile.cheats.corpus import ALL
 from tests.hostile.cheats.problems import CORPUS, posed
 
 pytestmark = pytest.mark.slow
@@ -36,36 +35,23 @@ class Attack(NamedTuple):
     problem: str
     candidate: Candidate
     words: str
-    besides: tuple[Defence, ...] = ()
+    besides: tuple[str, ...] = ()
     """Other defences that would stop it too."""
 
 
-def cheat(name: str) -> Attack:
-    found = CHEATS[name]
-    return Attack(found.problem, found.candidate, found.words)
-
-
-ATTACKS: dict[Defence, Attack] = {
-    "fresh_values": cheat("the first call answers for all (product)"),
-    "families": cheat("the input, where nothing was negative so far (positive)"),
-    "input_check": cheat("an input changed to zeros (weighted)"),
-    "overwriting": cheat("the lent memory mapped anew, of which only what is written to is copied (scattered)"),
-    "offspring": cheat("a process that forks twice and outlives (weighted)"),
-    "weights": cheat("the bias left out, which is zero when constructed (weighted)"),
-    "timed_check": cheat("right before the timing, cheap in it (weighted)"),
-    "standing_still": Attack(
-        "positive",
-        posed("positive").candidate(WORKS_BETWEEN_CALLS, top=HEARTBEAT),
-        "all elements are zero",
-        ("families",),
-    ),
-}
+ATTACKS = {one.stopped_by: Attack(one.problem, one.candidate, one.words) for one in ALL if one.stopped_by}
+ATTACKS["standing_still"] = Attack(
+    "positive",
+    posed("positive").candidate(WORKS_BETWEEN_CALLS, top=HEARTBEAT),
+    "all elements are zero",
+    ("families",),
+)
 ONE = CORPUS.model_copy(update={"worker_pairs": 1, "min_pairs": 4, "max_pairs": 4})
 TRIES = 8
 """A thread that may go on does not always get a core."""
 
 
-def verdicts(attack: Attack, without: tuple[Defence, ...], tries: int):
+def verdicts(attack: Attack, without: tuple[str, ...], tries: int):
     settings = (ONE if attack.besides else CORPUS).model_copy(update={"without": without})
     with Judge(posed(attack.problem).problem, settings) as judge:
         for _ in range(tries):
