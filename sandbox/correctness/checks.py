@@ -215,6 +215,7 @@ def _other_weights(trial: Trial) -> Cases:
         with trial.reference.reweighted() as weights:
             trial.take_weights(weights)
             yield OTHER_WEIGHTS, trial.reference.draw()
+        trial.take_weights(trial.reference.weights)
 
 
 def _other_seeds(trial: Trial) -> Cases:
@@ -241,7 +242,7 @@ CHECKS = (
     Check("weights", "what the first call made of the weights, kept for ever", "end", cases=_other_weights),
     Check("seeds", "a kernel that is right for the weights of one seed", "end", cases=_other_seeds),
 )
-"""All checks in the order in which they run."""
+"""All checks in the order in which they run; `seeds` is last, since it leaves the candidate with other weights."""
 
 
 def require_known(names: Collection[str]) -> None:
