@@ -1,11 +1,11 @@
 """First builds of unmodified answers with torch/extension.h: the stock way against ours.
 
 The stock way is a fresh process for each, as evaluators do it: it imports torch and calls `load_inline`. Ours is a
-jailed builder for each; what the light header needs is made while the first are built, and stated apart.
+jailed builder for each; what the light header needs is made while the first are built, and reported separately.
 
 `python -m bench builds`: 28 varied C++ answers, one after the other; the two ways alternate. Both begin with nothing
 built. `stored` is ours for the second time. `KERNELWRIGHT_BENCH=0,5,23` picks rows of `ROWS`. Compilers'
-processor seconds are stated too, since wall seconds say little on a busy machine.
+processor seconds are reported too, since wall seconds say little on a busy machine.
 
 `python -m bench cuda_builds`, on a GPU's machine: one CUDA answer is right; the binding of the other names a function
 that is not declared, and the third's kernel does not compile. `KERNELWRIGHT_BENCH=right` picks. Each begins with an
@@ -74,7 +74,7 @@ class Built(NamedTuple):
 
     seconds: float
     making_s: float
-    """So long parts of the light header were made at the same time."""
+    """Seconds for which parts of the light header were made at the same time."""
     refused: str
     """The candidate's error, or empty."""
     ways: tuple[str, ...]

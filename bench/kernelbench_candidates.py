@@ -1,6 +1,6 @@
 """Twenty answers to two problems of KernelBench: right, wrong, slow, crashing and lying; CUDA, Triton and PyTorch.
 
-All are written for this comparison. `expected` says what a sound judge finds, `lie` what a careless one believes.
+All are written for this comparison. `expected` is the verdict of a sound judge, `lie` the belief of a careless one.
 """
 
 from typing import NamedTuple
@@ -146,7 +146,7 @@ class ForeignCase(NamedTuple):
     """`passed` or `failed`, by a sound judge; `either` where it is right and may be refused for how it works."""
     source: str
     lie: str = ""
-    """What is untrue of it, where it looks right or fast: no more than 1.2 times as fast is the truth."""
+    """The reason why it looks right or fast and is not; in truth it is at most 1.2 times as fast."""
 
 
 def _cuda(name: str, problem: str, kernel: str, classic: bool = False, threads: str = "") -> str:

@@ -90,7 +90,7 @@ def empty_cache() -> Iterator[Path]:
 
 
 def recorded_source(problem: str, target: Target, index: int = -1, dtype: str | None = None) -> str:
-    """That of a story's entry, counted from 0; of the last one by default."""
+    """Return the candidate of an entry of a recorded session, counted from 0; of the last one by default."""
     entry = read_session(problem, target, dtype=dtype).entries[index]
     found = extract((session_folder(problem, target, dtype=dtype) / entry.file).read_text(encoding="utf-8"))
     assert isinstance(found, Extraction), found

@@ -80,7 +80,7 @@ class Place(NamedTuple):
 
     @property
     def first_line(self) -> int:
-        """As the code object tells it."""
+        """`co_firstlineno` of its code object."""
         return min(one.lineno for one in (*self.node.decorator_list, self.node))
 
 
@@ -448,7 +448,7 @@ def _import_file(path: Path) -> None:
             if (spec := importlib.util.find_spec(name)) and Path(spec.origin or "").resolve() == path:
                 importlib.import_module(name)
                 return
-    raise RuntimeError(f"{path} can not be imported")
+    raise RuntimeError(f"{path} cannot be imported")
 
 
 def digest(*paths: Path) -> str:

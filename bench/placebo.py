@@ -54,13 +54,13 @@ class Placebo(NamedTuple):
     outcome: str
     speedup: float | None
     covers: bool | None
-    """Whether the interval holds 1."""
+    """True where the interval holds 1."""
     worker_pairs: int
     seconds: float
 
 
 def run() -> Report:
-    """References against themselves on the processor, each judged in turn."""
+    """References against themselves on the processor, one after the other."""
     keep_freed_memory()
     names = chosen(PROBLEMS)
     settings = Settings.model_validate({"effort": os.environ.get("KERNELWRIGHT_EFFORT", "rank")})
@@ -109,7 +109,7 @@ def report(found: list[Placebo]) -> Report:
 
 
 def most(count: int, of: int) -> float:
-    """Return the largest share of all that leaves a chance of 5 % to see so few (Clopper and Pearson 1934)."""
+    """Return the largest share of all that leaves a chance of 5 % to see this few (Clopper and Pearson 1934)."""
     if count >= of:
         return 1.0
     low, high = count / of, 1.0
@@ -124,7 +124,7 @@ def most(count: int, of: int) -> float:
 
 
 def least(count: int, of: int) -> float:
-    """Return the smallest share of all that leaves a chance of 5 % to see so many."""
+    """Return the smallest share of all that leaves a chance of 5 % to see this many or more."""
     return 1 - most(of - count, of) if of else 0.0
 
 

@@ -36,9 +36,9 @@ def run(*folders: str) -> Report:
 
 
 def tables(found: Sequence[Searched]) -> list[str]:
-    """Draw in Markdown: for each target by the sections left out of a prompt; by turn and by idea, by model.
+    """Draw in Markdown: for each target by the sections left out of a prompt; by kind of request and by idea, by model.
 
-    Of the last two only runs count whose prompts were whole.
+    Of the last two only runs with complete prompts count.
     """
     parts: dict[str, dict[str, dict[str, Searched]]] = {}
     whole: dict[str, list[Kept]] = {}

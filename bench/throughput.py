@@ -264,7 +264,7 @@ async def _rounds(sizes: list[int], cuda: bool) -> list[Round]:
 
 
 async def _round(settings: Settings, works: list[Work], devices: int) -> Round:
-    """Judge all of the work on so many devices; processes are started before the clock is."""
+    """Judge all of the work on a number of devices; processes start before the clock does."""
     finished: dict[str, list[float]] = {}
 
     async def judge(dispatcher: Dispatcher, work: Work) -> None:

@@ -1,7 +1,7 @@
 """An evaluator of the usual kind, to be compared with: the candidate runs in the process that decides.
 
 Seed 42, five trials, absolute and relative tolerance 1e-2, weights copied by order, times by the clock of the process
-or the device's events: what most public evaluators do. It stands in one file, since it also runs in a jail that shows
+or the device's events: what most public evaluators do. It is one file, since it also runs in a jail that shows
 nothing else of ours.
 
 - `usual_evaluator.py PROBLEM CANDIDATE DEVICE` evaluates one and prints a line of JSON with `correct` and `speedup`.

@@ -2,7 +2,7 @@
 
 A board holds one device, for times of two devices are not compared; of several clocks the newest counts. A row is one
 entrant (model, strategy, target) with all its runs; a cell is its best kernel for one problem. Ranked by the geometric
-mean of the credit for each problem: the lower end of the speedup's interval, 1 where there is no gain or no correct
+mean of the credit for each problem: the lower end of the speedup's interval, 1 without a gain or a correct
 kernel (`metrics.credited`).
 """
 
@@ -50,7 +50,7 @@ class LeaderboardCell(Record):
     why: str = ""
     """For a degenerate problem, a provisional number or a kernel in quarantine."""
     stale: bool = False
-    """Whether the published number is of another judge version: judge it again."""
+    """True where the published number is of another judge version: judge it again."""
     attempts: int
     passed: int
     compiled: bool

@@ -32,7 +32,7 @@ class Result(Record):
     level: str | None = None
     """Such as `level1` of KernelBench; None where the problems have no levels."""
     compiled: bool
-    """Whether the candidate passed scan and build. A reply without a candidate did not."""
+    """True where the candidate passed scan and build; a reply without a candidate did not."""
     speedup: float | None
     """Baseline's time over the candidate's; None where the candidate is not correct, or there is none."""
 
@@ -101,7 +101,7 @@ def geometric_mean(ratios: Sequence[float]) -> Estimate:
 
 
 def credited(low: float | None) -> float:
-    """The credit of a ranking for one problem: the lower end of the speedup's interval, and 1 where there is no gain.
+    """The credit of a ranking for one problem: the lower end of the speedup's interval, and 1 without a gain.
 
     Without a faster kernel PyTorch remains in use. So nothing counts below 1, and a failure neither drops out of the
     mean nor drags it to zero.

@@ -62,7 +62,7 @@ class Scored(NamedTuple):
     """None for a file without a verdict."""
     cached: bool
     machine_lacks: bool = False
-    """Whether the verdict is missing because this machine lacks something."""
+    """True where the verdict is missing because this machine lacks something."""
 
     @property
     def line(self) -> dict[str, Any]:

@@ -170,7 +170,7 @@ class VerdictStore:
 
 
 def _to_wal(connection: sqlite3.Connection) -> None:
-    """Turn on write-ahead logging. SQLite does not wait for another process that changes the mode, so retry."""
+    """Enable write-ahead logging. SQLite does not wait for another process that changes the mode, so retry."""
     end = time.monotonic() + BUSY_S
     while True:
         try:

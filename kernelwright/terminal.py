@@ -50,7 +50,7 @@ R = TypeVar("R")
 LOG = logging.getLogger(__name__)
 LARGEST_BYTES = 32 * 2**20
 LOG_WIDTH = 190
-"""Columns of a table where the output is no terminal."""
+"""Columns of a table where the output is not a terminal."""
 VerboseOption = Annotated[
     int,
     typer.Option(
@@ -165,7 +165,7 @@ def _readable(path: str, what: str) -> Iterator[None]:
     except FileNotFoundError:
         raise UserMistake(f"there is no {what} {path}; check the path") from None
     except OSError as error:
-        raise UserMistake(f"{what} {path} can not be read ({error.strerror}); check the path and its rights") from None
+        raise UserMistake(f"{what} {path} cannot be read ({error.strerror}); check the path and its rights") from None
 
 
 @contextmanager

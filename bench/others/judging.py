@@ -82,11 +82,11 @@ class Released(NamedTuple):
 
 
 def read(path: Path) -> list[Released]:
-    """All kernels of a release, by what lies at the path. Raises `SandboxError` where that is no known release."""
+    """Return all kernels of the release at the path. Raises `SandboxError` for an unknown release."""
     for is_there, reader in READERS:
         if is_there(path):
             return list(reader(path))
-    raise SandboxError(f"{path} is no release of CUDA-L1, KernelAgent or robust-kbench; see python -m bench others")
+    raise SandboxError(f"{path} is not a release of CUDA-L1, KernelAgent or robust-kbench; see python -m bench others")
 
 
 def with_present_reference(one: Released, tree: Path) -> Released:
@@ -172,7 +172,7 @@ class _Rows:
 
 
 def judge_released(words: tuple[str, ...]) -> Report:
-    """Judge what is chosen, as far as there is time; what came of it."""
+    """Judge the chosen kernels, as far as time allows."""
     options = _options(words)
     if options.device != "cpu" and driver.device_count() == 0:
         return NO_DEVICE
@@ -189,7 +189,7 @@ def judge_released(words: tuple[str, ...]) -> Report:
 
 
 def _judge(chosen: list[Released], rows: _Rows, facts: dict[str, Any], device: str, is_first: bool) -> None:
-    """Judge at one accuracy; after the first only those of which no earlier judging tells it."""
+    """Judge at one accuracy; after the first one only kernels whose earlier verdicts do not show it."""
     asked = {"device": device, "effort": facts["effort"], "accuracy": facts["accuracy"], "compiled": ["default"]}
 
     def tells(row: Row, one: Released) -> bool:

@@ -50,7 +50,7 @@ class Row(Record):
         return self.source, self.name, self.sizes, self.way, self.accuracy, self.effort
 
     def meets(self, accuracy: Accuracy) -> bool | None:
-        """Return whether this judging shows that the kernel is right at an accuracy; None where it does not show it."""
+        """Return whether the kernel is right at an accuracy; None where this judging does not show it."""
         if self.verdict is None:
             return self.outcome == "passed" if accuracy == self.accuracy and self.outcome != "not judged" else None
         if isinstance(self.verdict, Failed):
@@ -93,7 +93,7 @@ SOURCES = {
     "KernelAgent": (32, "Laurawly/kernelagent-artifacts, commit 14ed07a"),
     "robust-kbench": (8, "SakanaAI/robust-kbench, `highlighted`, commit 078f5ba, Apache 2.0"),
 }
-"""How many kernels each release has, and where it lies."""
+"""Number of kernels of each release, and its address."""
 ACCURACIES: tuple[Accuracy, ...] = ("ieee", "default", "kernelbench")
 PHRASE = 110
 """Characters of a phrase in the table."""

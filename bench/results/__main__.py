@@ -19,7 +19,7 @@ Tree = Annotated[Path, typer.Argument(help="Checkout of KernelBench, or a folder
 def select(
     tree: Tree,
     out: Annotated[Path, typer.Argument(help="New folder for the chosen files alone.")],
-    model: Annotated[str, typer.Option(help="Who answers: name and date, as they are to stand in the record.")],
+    model: Annotated[str, typer.Option(help="Name and date of the model that answers, for the record.")],
     runs: Annotated[Path, typer.Option(help="Where the runs are to lie.")] = Path("runs/results"),
     folder: Folder = ROOT / "results",
 ) -> None:

@@ -1,4 +1,4 @@
-"""What the page says, from the index alone, by the metrics of `evals`. Pure."""
+"""Figures of the page, from the index alone, by the metrics of `evals`. Pure."""
 
 import statistics
 from collections import Counter
@@ -105,7 +105,7 @@ class LevelFigures(NamedTuple):
     of_floor: float | None
     """Geometric mean of the share that the roofline's time is of the kernel's, where known and at most 1."""
     below_floor: int
-    """Kernels that take less, by needing fewer operations than the roofline counts: it tells nothing of these."""
+    """Kernels that take less, by needing fewer operations than the roofline counts: it says nothing about these."""
     of_copy: float | None
     """Geometric mean of the share that a copy's time is of the kernel's, where it was measured."""
 
@@ -136,7 +136,7 @@ def level_figures(pairs: Sequence[tuple[Kept, LeaderboardCell]], baselines: Sequ
 
 
 def is_at_the_wall(kept: Kept, cell: LeaderboardCell) -> bool:
-    """Whether the fastest baseline runs at a copy's speed: a property of the problem, whatever was answered."""
+    """Return whether the fastest baseline runs at a copy's speed: a property of the problem, whatever the answer."""
     found = cell.published if cell.published is not None and cell.published.passed else kept.reference
     fastest = min((found.baselines_ms or {}).values(), default=None) if found else None
     return fastest is not None and kept.copy_ms is not None and kept.copy_ms >= AT_THE_WALL * fastest
@@ -148,7 +148,7 @@ def copy_share(kept: Kept, cell: LeaderboardCell) -> float | None:
 
 
 def is_faster(cell: LeaderboardCell) -> bool:
-    """Whether it counts, and the judge calls it faster."""
+    """Return whether it counts, and the judge calls it faster."""
     return cell.result().speedup is not None and cell.published is not None and cell.published.comparison == "faster"
 
 
@@ -164,7 +164,7 @@ def _share_of_time(cell: LeaderboardCell, least_ms: float | None) -> float | Non
 
 
 class After(NamedTuple):
-    """Where all problems stood after so many answers each."""
+    """All problems after a number of answers each."""
 
     answers: int
     right: float
@@ -174,7 +174,7 @@ class After(NamedTuple):
 
 
 def after_each_answer(standing: Standing) -> list[After]:
-    """What came of the first answer alone, of the first two, and so on, as far as every search has come."""
+    """Sum up the first answer alone, the first two, and so on, as far as every search has come."""
     tries = [kept.answers for kept, _ in standing.ranked]
     most = max(map(len, tries), default=0)
     waiting = [len(kept.answers) for kept, _ in standing.ranked if kept.stopped is None]
@@ -218,7 +218,7 @@ def rounds(rows: Sequence[Kept]) -> list[Round]:
 
 
 class RoleFigures(NamedTuple):
-    """What answers to one kind of question came to."""
+    """Outcomes of the answers to one kind of request."""
 
     asked: int
     right: int
@@ -247,7 +247,7 @@ def _role(turns: Sequence[tuple[Turn, float | None]]) -> RoleFigures:
 
 
 class IdeaFigures(NamedTuple):
-    """What one idea of the bank came to, over all problems."""
+    """Outcomes of one idea of the bank, over all problems."""
 
     tried: int
     won: int

@@ -38,7 +38,7 @@ PLACES = {
     "--target": "search.target", "--provider": "provider.kind", "--strategy": "search.strategy",
     "--attempts": "search.attempts", "--compile": "judging.compiled",
 }  # fmt: skip
-"""Where a run's header has what an option of `kernelwright run` says; of modes of torch.compile the only one."""
+"""Key of a run's header for an option of `kernelwright run`; for torch.compile its only mode."""
 
 
 class Chosen(Record):
@@ -94,7 +94,7 @@ def read_selection(folder: Path) -> Selection:
         raise ProblemError(f"cannot read {path} ({error.strerror}); give the folder that holds {FILE}") from None
     except (tomllib.TOMLDecodeError, ValidationError) as error:
         why = first_fault(error).key if isinstance(error, ValidationError) else error
-        raise ProblemError(f"{path} can not be read ({why}); restore it from the repository") from None
+        raise ProblemError(f"{path} cannot be read ({why}); restore it from the repository") from None
 
 
 def files_of(tree: Path) -> Iterable[Path]:
@@ -234,9 +234,9 @@ SCHEMA = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 
 
 
 def pack(run: Path, tree: Path, selection: Selection, out: Path) -> int:
-    """Write the run's folder as one file, the same bytes for the same run; how many there are.
+    """Write the run's folder as one file, the same bytes for the same run; return their number.
 
-    Raises `ProblemError` where it is no run's folder or the checkout is another one.
+    Raises `ProblemError` for a folder without a run, or another checkout.
     """
     marks = _marks(chosen_texts(selection, tree))
     try:
@@ -265,9 +265,9 @@ def pack(run: Path, tree: Path, selection: Selection, out: Path) -> int:
 
 
 def unpack(parcel: Path, tree: Path, selection: Selection, run: Path) -> int:
-    """Lay out the run's folder anew; how many answers are in it. `kernelwright resume` writes its tasks again.
+    """Write the run's folder again and return its number of answers. `kernelwright resume` writes its tasks.
 
-    Raises `ProblemError` where the folder is taken, or a text does not come to its digest.
+    Raises `ProblemError` where the folder is not empty, or a text has another digest.
     """
     if run.exists() and any(run.iterdir()):
         raise ProblemError(f"{run} is not empty; choose another folder")
@@ -276,7 +276,7 @@ def unpack(parcel: Path, tree: Path, selection: Selection, run: Path) -> int:
         if not {"header", "numbers", "schema", "events", "blobs", "answers"} <= found.keys():
             raise ValueError("parts of it are missing")
     except (OSError, EOFError, ValueError, AttributeError, zlib.error) as error:
-        raise ProblemError(f"{parcel} is no parcel of a run ({error})") from None
+        raise ProblemError(f"{parcel} is not a parcel of a run ({error})") from None
     blobs = _restored(found["blobs"], _marks(chosen_texts(selection, tree)), parcel)
     strange = [name for name in found["answers"] if Path(name).name != name]
     if strange:
@@ -297,7 +297,7 @@ def unpack(parcel: Path, tree: Path, selection: Selection, run: Path) -> int:
 
 
 def _restored(texts: Mapping[str, str], marks: Mapping[str, str], where: Path) -> dict[str, bytes]:
-    """With the benchmark's texts in their places, each of which must come to its digest."""
+    """Put the benchmark's texts back, and check the digest of each."""
     back = {mark: text for text, mark in marks.items()}
     found = {digest: _replaced(text, back).encode() for digest, text in texts.items()}
     for digest, raw in found.items():
@@ -307,7 +307,7 @@ def _restored(texts: Mapping[str, str], marks: Mapping[str, str], where: Path) -
 
 
 def _marks(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return a mark for each text of the benchmark, as it is and as it stands in JSON; the longest text first."""
+    """Return a mark for each text of the benchmark, as it is and as JSON writes it; the longest text first."""
     marks = {}
     for address, text in texts.items():
         marks[text] = f"\0{address}\0"

@@ -1,4 +1,4 @@
-"""The sentences of docs/results.md that stand whatever the numbers are."""
+"""docs/results.md: drawn from the folder of results alone, the same bytes on every machine."""
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -149,7 +149,7 @@ PROMPTED = "conv_transpose2d_kernel3x7"
 """The problem of the catalog whose first prompt is shown."""
 AGAINST = {"best": "all", "eager": "strict eager", "shipped": "default precision", "compile": "torch.compile"}
 MOST_REASONS = 12
-"""Of one kind of failure, how many are told with their reason."""
+"""Failures of one kind that are listed with their reason."""
 
 
 def write_page(folder: Path, docs: Path) -> list[Path]:
@@ -169,7 +169,7 @@ def write_page(folder: Path, docs: Path) -> list[Path]:
 
 
 def read_notes(folder: Path) -> dict[str, dict[str, str]]:
-    """By dtype and address, where a large factor comes from; typed by hand, and empty where there is no file."""
+    """Read the sources of large factors by dtype and address, written by hand; empty without the file."""
     path = folder / NOTES
     if not path.exists():
         return {}
@@ -231,7 +231,7 @@ def _head(selection: Selection, found: Sequence[Standing]) -> str:
 
 
 def _missing(index: Index, selection: Selection) -> list[str]:
-    """What was chosen and is not at its end, or not begun: a page about a part says so first."""
+    """List the chosen problems that have not ended, or not begun: the page says so first."""
     ended = {(row.address, row.dtype) for row in index.rows if row.stopped is not None}
     begun = {(row.address, row.dtype) for row in index.rows if row.is_begun}
     said = []
@@ -291,7 +291,7 @@ def _line(kept: Kept, cell: LeaderboardCell) -> Sequence[str]:
 
 
 def _how(kept: Kept, cell: LeaderboardCell, hazards: Mapping[str, Mapping[str, str]]) -> Sequence[str]:
-    """How a row was measured, and what its kernel's source shows."""
+    """Describe the measurement of a row, and its kernel's source."""
     found, best = cell.published, kept.facts.best
     tokens, marks = f"{kept.tokens / 1000:.1f} k", ", ".join(kept.tags) or "-"
     if found is None or not found.passed or best is None:
@@ -334,7 +334,7 @@ def _baseline_times(found: VerdictSummary | None) -> list[float | None]:
 
 
 def _answers(kept: Kept) -> str:
-    """What came of each answer: the speedup of its first verdict, or where it failed."""
+    """List the answers: the speedup of the first verdict, or the stage of the failure."""
     said = []
     for turn in kept.answers:
         right = turn.speedup is not None and turn.first is not None
@@ -437,7 +437,7 @@ def _again(index: Index) -> str:
 
 
 def _commands(index: Index, selection: Selection) -> str:
-    """How a reader judges one of them again."""
+    """Show how to judge one of them again."""
     row = next((row for row in index.rows if row.kernel), None)
     if row is None:
         return ""

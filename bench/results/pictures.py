@@ -104,7 +104,7 @@ def _best(cell: LeaderboardCell, axis: Axis, y: int) -> list[str]:
 
 
 def _floor_place(cell: LeaderboardCell) -> float | None:
-    """How many times as fast as the baseline the floor would be."""
+    """Return the speedup of the roofline over the baseline."""
     share = floor_share(cell)
     found = cell.published
     return found.speedup / share if share and found is not None and found.speedup else None

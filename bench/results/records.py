@@ -39,7 +39,7 @@ class Answered(Record):
 
     attempt: Attempt
     reply: str | None
-    """What the model wrote; None where nothing came."""
+    """The text of the model; None without one."""
     source: str | None
     """The candidate; None where the reply held none."""
     prompt_tokens: int
@@ -57,16 +57,16 @@ class Searched(Record):
     """As its benchmark says, such as `level1/5`; else its name."""
     title: str
     dtype: str
-    """`float32` stands for as it comes."""
+    """`float32` for a problem that is not cast."""
     stopped: str | None
     """Why the search ended; None where answers are still to come, or the machine failed and it is to be resumed."""
     facts: ProblemSummary
     header: dict[str, Any]
-    """That of the run: everything chosen, device, versions, commit."""
+    """The header of the run: its options, device, versions, commit."""
     ended: AwareDatetime
     """Of the last event."""
     measured: MeasuredProblem | None
-    """What PyTorch took before the first answer, by a brief look."""
+    """Short measurement of PyTorch before the first answer."""
     attempts: tuple[Answered, ...]
     source_sha256: str | None = None
     """Of the problem's file, as 64 hex digits; None in a record from before it was kept."""
@@ -142,7 +142,7 @@ def write_compressed(path: Path, text: str) -> None:
 
 
 def read_lines(path: Path, parse: Callable[[bytes], L]) -> Iterator[L]:
-    """The lines of such a file; none where there is no file. Raises `ProblemError` for one that can not be read."""
+    """Read the lines of such a file; none without a file. Raises `ProblemError` for one that cannot be read."""
     if not path.exists():
         return
     try:
@@ -151,7 +151,7 @@ def read_lines(path: Path, parse: Callable[[bytes], L]) -> Iterator[L]:
                 yield parse(line)
     except (OSError, EOFError, ValidationError) as error:
         raise ProblemError(
-            f"{path} can not be read ({type(error).__name__}); restore it from the repository, or make it anew"
+            f"{path} cannot be read ({type(error).__name__}); restore it from the repository, or make it again"
         ) from None
 
 
@@ -176,21 +176,21 @@ class Turn(Record):
     speedup: float | None
     """By the verdict that counts; None unless it is right and no faster than anything can be."""
     standing: float | None
-    """What the search ranks it by: the speedup, or the lower end of its interval where that is too noisy to compare."""
+    """The speedup, or the lower end of its interval where that is too noisy to compare: the search ranks by it."""
     candidate_digest: str | None
     counts: bool
-    """Whether a candidate was asked for: tuning and advice are no answers."""
+    """False for tuning and advice, which are no answers."""
     prompt_tokens: int
     reply_tokens: int
 
     @property
     def is_open(self) -> bool:
-        """Whether its answer or its verdict is still to come."""
+        """True while its answer or its verdict is missing."""
         return self.outcome in ("not answered yet", "not judged yet")
 
 
 class SecondJudging(Record):
-    """What a later judge said of the kept kernel, with new processes and seeds."""
+    """A later verdict on the kept kernel, with new processes and seeds."""
 
     time: AwareDatetime
     device: str
@@ -198,11 +198,11 @@ class SecondJudging(Record):
     torch: str
     measured: VerdictSummary
     meets: bool
-    """Whether it is right and its interval has a point in common with that of the run."""
+    """True where it is right and its interval has a point in common with that of the run."""
 
     @property
     def refused(self) -> bool:
-        """Whether it counts no more: wrong after all, or faster than anything can be."""
+        """True where it no longer counts: wrong after all, or faster than anything can be."""
         return not self.measured.passed or self.measured.is_impossible
 
 
@@ -233,17 +233,17 @@ class Kept(Record):
     copy_ms: float | None = None
     """Time of a copy of the bytes that the problem has to move, on that device; None where it was not measured."""
     tags: tuple[str, ...] = ()
-    """What rules find in the best kernel's source: `bench.results.tags`."""
+    """Findings in the best kernel's source, by `bench.results.tags`."""
     again: SecondJudging | None = None
 
     @property
     def answers(self) -> tuple[Turn, ...]:
-        """What came of the candidates that were asked for, as far as it is known."""
+        """The attempts at a candidate that have a result."""
         return tuple(turn for turn in self.tries if turn.counts and not turn.is_open)
 
     @property
     def is_begun(self) -> bool:
-        """Whether an answer was judged, or none will be."""
+        """True where an answer was judged, or none will be."""
         return bool(self.answers) or self.stopped is not None
 
     @property
@@ -266,7 +266,7 @@ class Index(Record):
 
 
 def facts_of(run: str, header: dict[str, Any], facts: ProblemSummary) -> RunSummary:
-    """What evals' boards ask of a run, of one problem of it."""
+    """Return the summary of a run with one problem, for a board."""
     search = header["config"]["search"]
     return RunSummary(
         run=run,
@@ -305,7 +305,6 @@ def write_index(folder: Path) -> Index:
 
 
 def records_in(folder: Path) -> list[Searched]:
-    """What was kept of runs."""
     return list(read_lines(folder / RECORDS, Searched.model_validate_json))
 
 
@@ -378,7 +377,7 @@ def _tags(one: Searched) -> tuple[str, ...]:
 
 
 def kernel_file(one: Searched) -> str:
-    """Where the best kernel of a problem lies, within the folder of results."""
+    """Return the path of a problem's best kernel within the folder of results."""
     return f"{KERNELS}/{one.dtype}/{safe_name(one.address.replace('/', '-'))}.py"
 
 
@@ -429,7 +428,7 @@ def _second(facts: ProblemSummary, again: Sequence[Judgement]) -> SecondJudging 
 
 
 def meet(first: VerdictSummary, second: VerdictSummary) -> bool:
-    """Whether both are right, and their intervals have a point in common."""
+    """Return whether both are right, and their intervals have a point in common."""
     ends = (first.low, first.high, second.low, second.high)
     if any(end is None for end in ends):
         return False

@@ -10,7 +10,7 @@ COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 TENSOR_CORES = re.compile(r"k(?:16|8)(?:\.row\.col)?\.f32\.(f16|bf16|tf32)\.")
 """The end of an instruction's shape and its types: the beginning may be put together from pieces."""
 PRODUCTS = {"f16": "fp16x3", "tf32": "tf32x3", "bf16": "bf16x6"}
-"""The fewest products of pieces with which the bound of `ieee` is met: two pieces an operand, of bf16 three."""
+"""The fewest products of pieces that keep the bound of `ieee`: two pieces an operand, for bf16 three."""
 SHARED_LOAD = re.compile(
     r"ld\.(?:acquire|volatile)|ld\.relaxed\.(?:gpu|sys)|load_acquire|nanosleep|atomicCAS|atomicExch"
 )

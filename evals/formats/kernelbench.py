@@ -27,7 +27,7 @@ KNOWN_FILES = re.compile(
     r"eval_results\.json|pass_at_k_results\.json|analysis_results\.json|generation_config\.yaml|.*_prompt\.txt"
 )
 NOT_MEASURED = -1.0
-"""Used in their files where there is no time."""
+"""The value in their files for a missing time."""
 BUILT = ("run", "check", "time")
 """The stages of a failed candidate that did compile."""
 FAULTS = {"scan": "compilation_error", "build": "compilation_error", "check": "correctness_issue"}
@@ -107,7 +107,10 @@ def read_run(folder: Path) -> Samples:
     strangers = [
         p for p in folder.iterdir() if p.is_file() and not FILE.fullmatch(p.stem) and not KNOWN_FILES.fullmatch(p.name)
     ]
-    notes = (*_backend_notes(folder), *(f"{path.name} is no kernel file of KernelBench" for path in sorted(strangers)))
+    notes = (
+        *_backend_notes(folder),
+        *(f"{path.name} is not a kernel file of KernelBench" for path in sorted(strangers)),
+    )
     samples.sort(key=lambda sample: (sample.bench_id or (0, 0), sample.number))
     return Samples(format="kernelbench", samples=tuple(samples), refused=tuple(refused), notes=notes)
 

@@ -1,4 +1,4 @@
-"""`kernelwright batch`: the open asks of a run as an OpenAI batch, sent as a file or to a service; and its answers."""
+"""`kernelwright batch`: open requests of a run as an OpenAI batch, sent as a file or to a service; and its answers."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kernelwright.agent.log.store import RunLog
     from kernelwright.agent.providers.batch import BatchService, BatchStatus, Imported
 
-app = typer.Typer(help="Send the asks of a run as a batch, and take its answers back.", no_args_is_help=True)
+app = typer.Typer(help="Send the open requests of a run as a batch, and read its answers.", no_args_is_help=True)
 AsJson = Annotated[bool, json_option("One JSON object, nothing else.")]
 BaseUrl = Annotated[
     str | None,
@@ -30,7 +30,7 @@ def export(
     file: Annotated[Path, typer.Argument(help="File to write, one request a line.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write the asks that wait for an answer as a batch file. It is in OpenAI's chat completions form."""
+    """Write the requests that wait for an answer as a batch file in OpenAI's chat completions form."""
     from kernelwright.agent.log.store import RunLog
     from kernelwright.agent.providers.batch import batch_line, open_requests
     from kernelwright.sandbox.storage import write_atomically
@@ -38,7 +38,7 @@ def export(
     with RunLog.open(folder) as log:
         lines = {one.request.digest: batch_line(one.request) for one in open_requests(log)}
     if not lines:
-        raise UserMistake(f"no ask of {folder} waits for an answer; go on with `{own_command()} resume {folder}`")
+        raise UserMistake(f"no request of {folder} waits for an answer; go on with `{own_command()} resume {folder}`")
     with writing(file):
         write_atomically(file, "".join(f"{line}\n" for line in lines.values()))
     print(json.dumps({"file": str(file), "requests": len(lines)}) if as_json else f"{file}: {len(lines)} requests")
@@ -63,7 +63,7 @@ def import_(
 def send(
     folder: RunArgument, base_url: BaseUrl = None, api_key_env: KeyEnv = "OPENAI_API_KEY", as_json: AsJson = False
 ) -> None:
-    """Send the asks that wait for an answer to a batch service. What was sent is noted in the run's folder."""
+    """Send the requests that wait for an answer to a batch service, and note them in the run's folder."""
     from kernelwright.agent.log.store import RunLog
 
     with RunLog.open(folder, alone=True) as log:

@@ -28,7 +28,10 @@ def export(
     candidates: Annotated[Path | None, typer.Option(help="For a score: its CANDIDATES_DIR.")] = None,
     name: Annotated[str, typer.Option(help="For a leaderboard: who hands in.")] = "kernelwright",
 ) -> None:
-    """Write results in the formats of other benchmarks. What one can not hold is told. Exit code 1 if nothing fits."""
+    """Write results in the formats of other benchmarks, and name those that a format cannot hold.
+
+    Exit code 1 if nothing fits.
+    """
     if to not in FORMATS:
         raise UserMistake(f"no format {to!r}; there are: {', '.join(FORMATS)}")
     if package is not None:

@@ -31,7 +31,7 @@ def judge(
     ] = None,
     judging: options.JudgingOptions = options.RANKING,
     backward: Annotated[bool, typer.Option("--backward", help="Judge and time the gradients too.")] = False,
-    pairs: Annotated[int | None, typer.Option(min=4, help="At least so many timed pairs; default: 20.")] = None,
+    pairs: Annotated[int | None, typer.Option(min=4, help="The least number of timed pairs; default: 20.")] = None,
     server: options.ServerOption = None,
     as_json: Annotated[bool, json_option("One JSON object with stable keys, nothing else.")] = False,
     record: Annotated[

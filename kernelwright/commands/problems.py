@@ -50,7 +50,7 @@ def check(
     jail: options.JailOption = "auto",
     out: Annotated[
         Path | None,
-        typer.Option(help="File of JSON lines to add to; what it has for the same problem and device stands."),
+        typer.Option(help="File of JSON lines to append to; problems that it has for the same device are skipped."),
     ] = None,
     as_json: Annotated[bool, json_option("One JSON object a problem, nothing else.")] = False,
 ) -> None:

@@ -117,10 +117,10 @@ def compare(
     picture: Annotated[Path | None, typer.Option(help="SVG file to draw it into.")] = None,
     as_json: Annotated[bool, json_option("One JSON object with every sample, nothing else.")] = False,
 ) -> None:
-    """Time your program with the run's kernels, against eager as shipped and torch.compile; compare what it gives.
+    """Time your program with the run's kernels, against eager as shipped and torch.compile; compare its outputs.
 
-    It runs here, as you would start it: this is no jail. Exit code 0 where the whole is right and faster than every
-    baseline beyond doubt, 1 where it is not.
+    It runs here as you would start it, without a jail. Exit code 0 where the program is right and faster than every
+    baseline beyond doubt, else 1.
     """
     from kernelwright.programs.compare import Order, drawn, words
     from kernelwright.programs.compare import compare as compared

@@ -60,7 +60,7 @@ class ProviderArguments(NamedTuple):
     presets: options.PresetsOption = None
     folder: Annotated[
         Path | None,
-        typer.Option(help="Where tasks lie for --provider files, or stories for recorded."),
+        typer.Option(help="Folder of the tasks of --provider files, or of recorded sessions."),
     ] = None
     cache: Annotated[
         Path | None, typer.Option(help="Folder of answers that are not asked for again; default: none.")
@@ -177,7 +177,7 @@ def replay(
     out: Annotated[Path | None, typer.Option(help="New folder for the replayed run; default: none is kept.")] = None,
     as_json: Annotated[bool, json_option("One JSON object with events and digest.")] = False,
 ) -> None:
-    """Make a run's decisions again from its record. It asks and judges nothing. Exit code 1 where one differs."""
+    """Make a run's decisions again from its record. No model is called. Exit code 1 where one differs."""
     from kernelwright.agent.log.store import RunLog
     from kernelwright.agent.replay import replay as replay_run
 
@@ -291,7 +291,7 @@ def checked_config(fields: dict[str, Any]) -> Any:
         fault = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in fault["loc"])
         said = fault["msg"].partition(", ")[0].replace("Input", "it")
-        raise UserMistake(f"search setting {key!r} can not be {fault['input']!r}: {said}") from error
+        raise UserMistake(f"search setting {key!r} cannot be {fault['input']!r}: {said}") from error
 
 
 def _value(text: str) -> Any:
@@ -407,7 +407,7 @@ def _print(running: "Running", views: "list[View]", folder: Path, as_json: bool)
 
 
 def _is_as_shipped(problem: "Problem") -> bool:
-    """Whether the problem is one of the catalog as it is, not cast to a dtype, so that its name is enough."""
+    """Return whether the name alone loads this problem: one of the catalog, not cast to a dtype."""
     from kernelwright.problems import ProblemError, catalog_names, load_problem
 
     try:

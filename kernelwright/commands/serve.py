@@ -33,7 +33,7 @@ def serve(
     state: Annotated[
         Path | None, typer.Option(help="Folder of the jobs; default: one in the user's state folder.")
     ] = None,
-    queue: Annotated[int, typer.Option(min=1, help="Jobs that may wait; more are told to come again.")] = 1000,
+    queue: Annotated[int, typer.Option(min=1, help="Jobs that may wait; further ones are refused for now.")] = 1000,
     keep: Annotated[int, typer.Option(min=1, help="Jobs that have ended and can still be fetched.")] = 10_000,
     builders: options.BuildersOption = None,
     device: Annotated[
@@ -106,7 +106,7 @@ def read_token(path: Path | None) -> str | None:
                 raise UserMistake(f"others can read the token in {path}; chmod 600 {path}")
             where, token = str(path), path.read_text(encoding="utf-8").strip()
         except OSError as error:
-            raise UserMistake(f"the token file {path} can not be read ({error.strerror}); check the path") from None
+            raise UserMistake(f"the token file {path} cannot be read ({error.strerror}); check the path") from None
     if token is not None and len(token) < SHORTEST_TOKEN:
         raise UserMistake(
             f"the token of {where} is shorter than {SHORTEST_TOKEN} letters; make one: openssl rand -hex 32"

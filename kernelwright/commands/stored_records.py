@@ -24,7 +24,7 @@ class Stored(NamedTuple):
     names: Sequence[str]
     """Its name first; each of them may follow a colon on the command line."""
     said: dict[str, Any]
-    """The derived numbers that are stored with the verdict; a complete report where there is no verdict."""
+    """The derived numbers that are stored with the verdict; a complete report without a verdict."""
     verdict: Verdict | None = None
 
     @property

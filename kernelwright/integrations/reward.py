@@ -64,7 +64,7 @@ class Reward(Record):
 
     @property
     def is_quarantined(self) -> bool:
-        """Whether it looked right and is not paid: somebody should read it."""
+        """True for a kernel that looked right and is not paid: somebody should read it."""
         return self.value == 0 and bool(self.flags)
 
 

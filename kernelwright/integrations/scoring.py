@@ -33,7 +33,7 @@ T = TypeVar("T")
 class ScoredCompletion(NamedTuple):
     reward: Reward
     words: str
-    """For the model: why there is no candidate, or the verdict."""
+    """For the model: the reason for a missing candidate, or the verdict."""
     source: str | None = None
     """The candidate; None where the reply holds none."""
     report: dict[str, Any] | None = None

@@ -60,7 +60,7 @@ def kept_kernels(run: Path) -> KeptKernels:
             continue
         status = verdict.evidence.problem_status
         if status is not None and status.status == "weak":
-            left[part.id] = "its problem can not tell a lazy answer from a right one"
+            left[part.id] = "its problem cannot distinguish a lazy answer from a right one"
         # A saving too small for the judge's clock may still be one: the program is timed as a whole, with and without.
         elif verdict.measurement.comparison not in ("faster", "unconfirmed"):
             left[part.id] = f"the best kernel is not faster beyond doubt: {speedup_words(verdict)}"
@@ -118,13 +118,13 @@ OURS = Path(__file__).parent
 CARRIED = ("guarded", "placing", "graphs")
 """Modules of `programs` that need torch alone."""
 BUILT = (".so", "built.json", "platform.json")
-"""How the files of a build end that are of use later."""
+"""Suffixes of the files of a build that are needed later."""
 
 
 def write_package(folder: Path, kept: KeptKernels, run: str) -> str:
     """Write a package, build its kernels for this machine and run its tests; the last line of these.
 
-    The package has the folder's name. `ProblemError` where there is nothing to write, or it can not be built.
+    The package has the folder's name. `ProblemError` where there is nothing to write, or it cannot be built.
     """
     name = folder.resolve().name
     if not re.fullmatch(r"[a-z_][a-z0-9_]*", name) or keyword.iskeyword(name):

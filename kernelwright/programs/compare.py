@@ -41,7 +41,7 @@ class StageError(Record):
     wrong: str = ""
     """Why the judge's bound would refuse the kernel's result here; empty where it would not."""
     exact: bool = True
-    """Whether float64 was possible; else the distance is that from the module's own result."""
+    """False where float64 failed: the distance is then from the module's own result."""
 
 
 class Order(Record):
@@ -59,7 +59,7 @@ class Times(Record):
     calls: int
     backward: bool
     on_device: bool
-    """Whether the program's calls have anything on a GPU."""
+    """True where the program's calls have tensors on a GPU."""
     threads: int
     errors: tuple[StageError, ...]
     taken: dict[str, int]
@@ -105,7 +105,7 @@ class Comparison(Record):
 
     @property
     def is_faster(self) -> bool:
-        """Whether the whole is right, and faster than every baseline beyond doubt."""
+        """True where the program is right, and faster than every baseline beyond doubt."""
         return self.right and self.whole.comparison == "faster"
 
     @property

@@ -423,7 +423,7 @@ def _calling(draft: Draft) -> dict[str, Any]:
         call = pytree.treespec_dumps(draft.kind.structure)
         result = pytree.treespec_dumps(graph.program.call_spec.out_spec)
     except NotImplementedError as error:
-        raise CannotCut(f"its result is put together in a way that can not be written down: {error}") from None
+        raise CannotCut(f"its result is put together in a way that cannot be written down: {error}") from None
     places = tuple(None if node is None else outputs.index(node) for node in graph.results)
     return {"call": call, "other_leaves": others, "result": result, "result_leaves": places}
 

@@ -49,7 +49,7 @@ class CallGraph:
     state: dict[str, str]
     """By placeholder of a parameter or buffer, its qualified name in the module."""
     parameters: set[str]
-    """Which of these are parameters."""
+    """Those of them that are parameters."""
     constants: dict[str, torch.Tensor]
     """By placeholder, tensors that were made in `forward` out of Python's numbers."""
     results: list[fx.Node | None]
@@ -98,7 +98,7 @@ def _why_not(error: Exception) -> str:
         place = re.search(r'File "([^"]+)", line (\d+)', said)
         where = f" ({place[1].rpartition('/')[2]}, line {place[2]})" if place else ""
         return f"its forward decides by the values of a tensor{where}"
-    return f"torch.export can not follow it: {first[:160]}"
+    return f"torch.export cannot follow it: {first[:160]}"
 
 
 def _read(program: torch.export.ExportedProgram) -> CallGraph:
@@ -187,7 +187,7 @@ def is_plain(node: fx.Node) -> bool:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether it draws: a dropout in training, noise."""
+    """Return whether it draws: a dropout in training, noise."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     name = op_name(node)
@@ -200,7 +200,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def computes(node: fx.Node) -> bool:
-    """Whether it is more than a view, or the count of batches that a norm keeps."""
+    """Return whether it is more than a view, or the count of batches that a norm keeps."""
     return op_name(node) not in VIEWS and not op_name(node).endswith("_")
 
 
@@ -259,14 +259,14 @@ def _has_weights(graph: CallGraph, node: fx.Node) -> bool:
 
 
 def _keeps_children_whole(graph: CallGraph, run: Sequence[fx.Node]) -> bool:
-    """Whether it is made of the module's own operators and whole calls of its children, more than one in all."""
+    """Return whether it is made of the module's own operators and whole calls of its children, more than one in all."""
     inside, calls = set(run), {child_call(node) for node in run}
     cut = any(child_call(node) in calls - {""} for node in graph.nodes if node not in inside and computes(node))
     return not cut and (len(calls) > 1 or "" in calls)
 
 
 def _has_ends(graph: CallGraph, run: Sequence[fx.Node]) -> bool:
-    """Whether inputs and outputs are tensors, and not too many."""
+    """Return whether inputs and outputs are tensors, and not too many."""
     given, made = inputs_of(graph, run), outputs_of(graph, run)
     are_tensors = all(value_of(node) is not None for node in (*given, *made))
     return 1 <= len(made) <= MOST_OUTPUTS and bool(given) and are_tensors

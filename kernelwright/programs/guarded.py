@@ -299,7 +299,7 @@ def replacements(model: nn.Module) -> Iterator[Replacement]:
 
 
 def keeps_its_results(kernel: nn.Module, inputs: list[Any]) -> bool:
-    """Whether two calls give the same memory, so that the second would overwrite what the first has given."""
+    """Return whether two calls give the same memory, so that the second would overwrite what the first has given."""
     with torch.no_grad():
         results = [pytree.tree_leaves(kernel(*inputs)) for _ in range(2)]  # both alive, so neither's memory is free
     first, second = (

@@ -38,9 +38,9 @@ MANIFEST, BUILDS = "kernels.json", "built"
 NOTE = "built.json"
 PLATFORM = "platform.json"
 INCLUDED = "CPLUS_INCLUDE_PATH"
-"""Where g++ and nvcc look for headers, behind what a command line names."""
+"""Headers' folders that g++ and nvcc search after those of the command line."""
 INSTRUCTIONS = ("avx", "amx", "fma", "bmi", "f16c", "sse4", "sve", "asimd", "popcnt", "gfni", "vaes", "sha_ni")
-"""How flags of processors begin that `-march=native` may use."""
+"""Prefixes of processor flags that `-march=native` may use."""
 _LEFT: "WeakKeyDictionary[nn.Module, dict[str, str]]" = WeakKeyDictionary()
 
 
@@ -56,7 +56,7 @@ def here() -> dict[str, Any]:
 
 
 def fits(folder: Path) -> bool:
-    """Whether the builds there run on this machine: the same torch and Python, and no instruction is lacking."""
+    """Return whether the builds there run on this machine: same torch and Python, and no instruction is missing."""
     try:
         built = json.loads((folder / PLATFORM).read_text(encoding="utf-8"))
     except OSError:

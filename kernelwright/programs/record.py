@@ -13,7 +13,7 @@ from kernelwright.sandbox.verdict.roofline import NecessaryWork
 CAPTURE, SPLIT, PROBLEMS = "capture.json", "split.json", "problems"
 VERSION = 1
 Drawing = Literal["normal", "uniform", "rectified", "constant", "integers", "counting", "causal", "share"]
-"""How values like those seen are drawn.
+"""Distributions of drawn values, by the values that were seen.
 
 `rectified`: none below zero, and many zeros. `counting`: 0, 1, 2, ... along the last axis. `causal`: `low` above the
 diagonal of the last two axes and `high` elsewhere. `share`: `high` with the probability `share`, else `low`.
@@ -58,7 +58,7 @@ class ModuleSeen(Record):
     name: str
     """Its qualified name within its root; empty for the root itself."""
     root: str
-    """Which of the program's outermost modules: its class's name, with a number behind from the second one on."""
+    """One of the program's outermost modules: its class's name, followed by a number from the second one on."""
     class_name: str
     """As `torchvision.models.resnet.BasicBlock`."""
     inputs: tuple[TensorSeen, ...] = ()
@@ -75,7 +75,7 @@ class CallSite(Record):
     """One place in the program where a part occurs, at one size."""
 
     root: str
-    """Which of the program's outermost modules, as `ModuleSeen.root`."""
+    """One of the program's outermost modules, as `ModuleSeen.root`."""
     module: str
     """The qualified name within the root of the module that is the part, or whose `forward` holds the run."""
     calls: int = Field(ge=1)
@@ -119,11 +119,11 @@ class PartSize(Record):
     outputs: tuple[TensorSeen, ...]
     """One tensor that `Model.forward` returns, or a tuple of them."""
     call: str = ""
-    """How a whole module is called, for its guard: `pytree.treespec_dumps` of (args, kwargs). Empty for a run."""
+    """Structure of a module's call, for its guard: `pytree.treespec_dumps` of (args, kwargs). Empty for a run."""
     other_leaves: dict[int, str] = Field(default_factory=dict)
     """The leaves of the call that are no tensors, by place, as `repr` writes them: built into the problem."""
     result: str = ""
-    """How the problem's outputs are put together: `treespec_dumps`; its leaves are the outputs, then those of None."""
+    """Structure of the problem's outputs: `treespec_dumps`; its leaves are the outputs, then those of None."""
     result_leaves: tuple[int | None, ...] = ()
     """For each leaf of the result: which output of the problem it is, None where it is None."""
     sites: tuple[CallSite, ...]
@@ -152,7 +152,7 @@ class Part(Record):
     direction: Direction
     precision: PrecisionPolicy = "strict"
     operators: int = Field(ge=1)
-    """That compute something; views are not counted."""
+    """Operators that compute something; views are not counted."""
     sizes: tuple[PartSize, ...] = Field(min_length=1)
     """The one where most time goes first."""
 
@@ -197,7 +197,7 @@ class CapturedProgram(Record):
     """Of the watched steps."""
     modules: tuple[ModuleSeen, ...]
     operators: tuple[OperatorSeen, ...] = ()
-    """Where most time went first."""
+    """The slowest first."""
     parts: tuple[Part, ...]
     """All that were cut out, overlapping ones too."""
     uncut: tuple[Uncut, ...] = ()

@@ -14,7 +14,7 @@ MASKED = -1e4
 """A value as low as this, beside one other value, is a mask that is added to scores."""
 UNKNOWN = ValuesSeen(drawing="normal", deviation=1.0)
 WOBBLE = 0.1
-"""How far weights are drawn from a constant such as a norm's ones, so that no kernel can leave them out."""
+"""Deviation of weights drawn around a constant such as a norm's ones, so that no kernel can leave them out."""
 
 
 def layout(tensor: torch.Tensor) -> TensorSeen:

@@ -1,4 +1,4 @@
-"""Which parts of a captured program are searched by recorded answers."""
+"""Parts of a captured program that are searched by recorded answers."""
 
 import pytest
 

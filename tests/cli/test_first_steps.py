@@ -1,4 +1,4 @@
-"""What a newcomer tries first, and what a machine that lacks something says to it."""
+"""First commands of a newcomer, also on a machine that lacks something."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_a_search_setting_of_the_wrong_kind_is_told_in_a_sentence(setting, said)
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory):
-    """What the doctor finds where the compiler and the cache are out of reach, by name."""
+    """Findings of the doctor by name, without a compiler and a cache."""
     done = subprocess.run(
         [sys.executable, "-m", "kernelwright", "doctor", "--json"],
         capture_output=True, text=True, check=False, cwd=tmp_path_factory.mktemp("doctor"),

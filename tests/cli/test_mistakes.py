@@ -15,7 +15,7 @@ MISTAKES = {
     "judge problem.py": "judge needs a problem and a candidate file",
     "judge --recheck right.py": "the record right.py is no JSON",
     "judge rms_norm a.py --recheck record.json": "--recheck",
-    "judge problem.py .": "can not be read",
+    "judge problem.py .": "cannot be read",
     "judge problem.py right.py --size gpu": "size",
     "judge problem.py right.py --device gpu": "no device 'gpu'",
     "judge problem.py right.py --dtype int8": "no dtype 'int8'",

@@ -1,4 +1,4 @@
-"""What `import kernelwright` offers, to somebody whose own folders are named like ours."""
+"""Names of `import kernelwright`, also next to folders that are named like its packages."""
 
 import subprocess
 import sys

@@ -156,7 +156,7 @@ def test_what_to_type_next_works_where_the_command_is_not_on_the_path(monkeypatc
 
 
 def script(*words, **environment):
-    """What the console script prints, under its own name as a shell has it."""
+    """Output of the console script under its own name."""
     program, env = Path(sys.executable).with_name("kernelwright"), {**os.environ, **environment}
     return subprocess.run([program, *words], env=env, capture_output=True, text=True, timeout=120, check=True).stdout
 

@@ -15,7 +15,7 @@ FIVE = {"first": PROBLEM, "crashes": CRASHES, "second": PROBLEM + "\n", "huge": 
 
 @pytest.fixture
 def five(tmp_path):
-    """Problem files of which two can not be judged, and a right candidate for each of the five."""
+    """Five problem files, two of which cannot be judged, and a right candidate for each."""
     for name, text in FIVE.items():
         (tmp_path / f"{name}.py").write_text(text)
         (tmp_path / "tasks").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Where a speedup is told, the fastest baseline comes first and the others stand beside it."""
+"""A speedup is shown against the fastest baseline first, and then against the others."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Wherever a speedup is shown, what keeps it from being taken at its word stands beside it."""
+"""A speedup is never shown without the doubts about it."""
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_the_next_prompt_says_why_in_its_history_and_its_evidence(log, kind):
     brief = BriefMaker(device=CPU, versions=TargetVersions(), texts=log)(log.problem("one"), view, ask)
     assert DOUBTS.get(kind, "") in brief.history[0].detail and DOUBTS.get(kind, "") in brief.parent.evidence
     text = render(brief).text
-    if kind in DOUBTS:  # no factor by itself, and no time to beat
+    if kind in DOUBTS:  # no factor by itself, and no time to improve on
         assert text.count("4.00x") == text.count(f" [4.00, 4.00], {MARKS[kind]}") == 2
         assert brief.best_ms is None
     else:

@@ -1,4 +1,4 @@
-"""The commands by which the pages say that an attempt is judged again, run as they stand."""
+"""The commands of the pages for judging an attempt again, run as they are."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Two processes and one run's folder: the second that would write is refused at once, and who only reads is not."""
+"""Two processes and one run's folder: the second writer is refused at once, and a reader is not."""
 
 import os
 import subprocess

@@ -128,7 +128,7 @@ def test_eight_processes_that_judge_into_one_file_lose_nothing(tmp_path):
 def test_a_file_that_another_process_is_laying_out_is_waited_for(tmp_path):
     path = tmp_path / "scores.db"
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    other.execute("BEGIN IMMEDIATE")  # where it stands, SQLite does not wait to change how the file is written
+    other.execute("BEGIN IMMEDIATE")  # meanwhile SQLite does not wait to change the journal mode
     done = threading.Timer(0.5, other.execute, ["ROLLBACK"])
     done.start()
     with VerdictStore(path) as store:

@@ -14,7 +14,7 @@ from tests.support.servers import fake_reply, http_stub
 
 
 def kernelwright(folder, *words, **environment):
-    # Turns of its own on the processor: what else is timed on this machine is not waited for.
+    # A timing lock of its own: it does not wait for other timing on this machine.
     return run_with(folder, *words, **{"TMPDIR": str(folder)} | environment)
 
 

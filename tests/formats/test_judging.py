@@ -57,7 +57,7 @@ def test_pairs_are_judged_eight_at_a_time_and_each_gets_its_own_result(problem, 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What comes of several problems and sources that are judged in one go."""
+    """Outcomes of several problems and sources that are judged in one go."""
     folder = tmp_path_factory.mktemp("results")
     (folder / "problem.py").write_text(SMALL)
     (folder / "broken.py").write_text(PROBLEM.replace("dim=1", "dim=7"))

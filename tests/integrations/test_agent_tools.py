@@ -1,4 +1,4 @@
-"""What a coding agent may ask, without the protocol: what is read, what is refused, and what is the best."""
+"""Tools of a coding agent without the protocol: reading, refusing, and the best kernel."""
 
 import asyncio
 import json

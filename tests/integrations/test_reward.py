@@ -1,4 +1,4 @@
-"""What a verdict is worth: nothing but a fast kernel of its own pays, and nothing pays beyond the floor."""
+"""Rewards: nothing but a fast kernel of its own pays, and nothing pays beyond the roofline."""
 
 import math
 

@@ -128,7 +128,7 @@ def test_a_judge_that_was_ended_is_started_anew():
 
 @pytest.fixture(scope="module")
 def generous():
-    """Pays for whatever is right, so that only the judge stands between a cheat and its reward."""
+    """Terms that pay for everything right, so that the judge alone refuses a cheat."""
     terms = RewardTerms(paid="all")
     with CompletionScorer(settings=SETTINGS, terms=terms, load=lambda name: posed_for_cheats(name).problem) as found:
         yield found

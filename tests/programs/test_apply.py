@@ -1,4 +1,4 @@
-"""What a run kept, put into the model by name; what is not worth it or not fit stays out, with the reason."""
+"""Kernels of a run put into the model by name; the others are left out with the reason."""
 
 import pytest
 import torch

@@ -21,7 +21,7 @@ NARROW = ["-D__CUDA_NO_BFLOAT16_CONVERSIONS__", "-D__CUDA_NO_HALF2_OPERATORS__",
 
 
 def part_of(path):
-    """The module that the answer is for: the first kind of its class that the program comes to, or the second..."""
+    """The module that the answer is for: the first kind of its class in the program, or the second..."""
     program = path.parents[3].name.partition("-")[0]
     made = runpy.run_path(str(CARD / f"{program}.py"), run_name="program")
     stem, _, number = path.parents[2].name.rpartition("_")

@@ -1,4 +1,4 @@
-"""A program judged end to end: its own calls in every way, in turn, and what it gives compared."""
+"""A program judged end to end: its calls on every side alternately, and its outputs compared."""
 
 import subprocess
 import sys

@@ -143,7 +143,7 @@ def test_the_summary_says_how_much_lies_where():
 
 
 class Chain(nn.Module):
-    """What a compiler makes one loop of."""
+    """Operators that a compiler fuses into one loop."""
 
     def forward(self, x):
         return torch.tanh(torch.exp(-x * x) + x * 2) * torch.sigmoid(x - 1)

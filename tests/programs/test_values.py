@@ -1,4 +1,4 @@
-"""What is told of values, and draws like them."""
+"""Statistics of values, and draws like them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a profile says of places, where a GPU is at work beside the processor."""
+"""Times by place from a profile with a processor and a GPU."""
 
 import pytest
 from torch.autograd import DeviceType

@@ -1,4 +1,4 @@
-"""What racecheck and synccheck say of kept kernels."""
+"""Outcomes of racecheck and synccheck for kept kernels."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the results are about was fixed by a rule, and what is run is that and nothing else."""
+"""The problems of the results were fixed by a rule, and nothing else is run."""
 
 import shlex
 import subprocess
@@ -15,7 +15,7 @@ from tests.bench.results.walk import ROOT, Walk
 
 SHIPPED = ROOT / "results"
 SIZES = {"level1": 100, "level2": 100, "level3": 50}
-"""How many problems each level of the benchmark has."""
+"""Problems of each level of the benchmark."""
 
 
 def by_the_rule():
