@@ -8,9 +8,31 @@ from typing import NoReturn
 import typer
 
 from kernelwright.commands import batch, exchange, judge, models, problems, programs, results, run, score, serve
-from kernelwright.terminal import before_any_command, with_exit_codes, with_options
+from kernelwright.terminal import PanelCommand, PanelGroup, before_any_command, with_exit_codes, with_options
 
+COMMANDS = {
+    "Search": {"run": run.run, "resume": run.resume, "replay": run.replay, "batch": batch.app},
+    "Programs": {"capture": programs.capture, "split": programs.split, "compare": programs.compare},
+    "Judge": {"judge": judge.judge, "score": score.score, "serve": serve.serve, "mcp": serve.mcp},
+    "Results": {
+        "leaderboard": results.leaderboard,
+        "inspect": results.inspect,
+        "show": results.show,
+        "diff": results.diff,
+        "import": exchange.import_,
+        "export": exchange.export,
+    },
+    "Problems, models and this machine": {
+        "problems": problems.app,
+        "models": models.app,
+        "prompt": models.prompt,
+        "extract": models.extract,
+        "doctor": serve.doctor,
+    },
+}
+"""By panel of the help and name."""
 app = typer.Typer(
+    cls=PanelGroup,
     name="kernelwright",
     help="Language models write kernels for PyTorch problems; an honest judge decides which are right and how fast.",
     no_args_is_help=True,
@@ -19,34 +41,17 @@ app = typer.Typer(
 )
 
 app.callback()(before_any_command)
-for name, command in (
-    ("run", run.run),
-    ("capture", programs.capture),
-    ("split", programs.split),
-    ("judge", judge.judge),
-    ("extract", models.extract),
-    ("prompt", models.prompt),
-    ("resume", run.resume),
-    ("replay", run.replay),
-    ("doctor", serve.doctor),
-    ("score", score.score),
-    ("serve", serve.serve),
-    ("mcp", serve.mcp),
-    ("leaderboard", results.leaderboard),
-    ("inspect", results.inspect),
-    ("diff", results.diff),
-    ("show", results.show),
-    ("import", exchange.import_),
-    ("export", exchange.export),
-    ("compare", programs.compare),
-):
-    app.command(name)(command)
-for name, group in (("problems", problems.app), ("batch", batch.app), ("models", models.app)):
-    app.add_typer(group, name=name)
+for panel, commands in COMMANDS.items():
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, rich_help_panel=panel)(command)
 for group in (app, problems.app, batch.app, models.app):
     for registered in group.registered_commands:
         assert registered.callback is not None
         registered.callback = with_exit_codes(with_options(registered.callback))
+        registered.cls = PanelCommand
 
 
 def main() -> None:

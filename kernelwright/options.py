@@ -26,21 +26,21 @@ DeviceOption = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="Where it runs: cpu, cuda or cuda:N; default: a GPU, unless there is none or it is for processors.",
+        help="Device: cpu, cuda or cuda:N; default: a GPU, unless there is none or the candidate is for processors.",
     ),
 ]
 DtypeOption = Annotated[
     str | None,
     typer.Option(
         "--dtype",
-        help="Cast weights and floating inputs: float32, float16 or bfloat16 (fp32, fp16, bf16); default: as they are.",
+        help="Cast weights and floating inputs: float32, float16 or bfloat16 (fp32, fp16, bf16); default: no cast.",
     ),
 ]
 MemoryOption = Annotated[
     str | None,
     typer.Option(
         "--memory",
-        help="Memory that may be taken, as 24GiB: of a processor by each child, of a GPU by all; default: what fits.",
+        help="Memory limit, such as 24GiB: of each child on a processor, of all on a GPU; default: all that is free.",
     ),
 ]
 ThreadsOption = Annotated[
@@ -51,18 +51,18 @@ EffortOption = Annotated[
     str,
     typer.Option(
         "--effort",
-        help="What a verdict may cost: screen (right or wrong), search (enough to choose) or rank (to be published).",
+        help="Measurement: screen (correct or not), search (enough to choose) or rank (to be published).",
     ),
 ]
 AccuracyOption = Annotated[
     str,
     typer.Option(
         "--accuracy",
-        help="Errors that are right: ieee, default (as torch's precision switches allow), tf32, or kernelbench.",
+        help="Allowed errors: ieee, default (as torch's precision switches allow), tf32, or kernelbench.",
     ),
 ]
-JailOption = Annotated[str, typer.Option("--jail", help="Layers around what is judged: auto, strict or off.")]
-ExecutorOption = Annotated[str, typer.Option("--executor", help="Where judging runs: local or ray.")]
+JailOption = Annotated[str, typer.Option("--jail", help="Jail around candidates: auto, strict or off.")]
+ExecutorOption = Annotated[str, typer.Option("--executor", help="Executor of judging: local or ray.")]
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="HOST:PORT of a Ray cluster; default: one made here.")
 ]
@@ -71,8 +71,8 @@ DevicesOption = Annotated[
     typer.Option(
         "--devices",
         min=1,
-        help="How many GPUs, or equal parts of the cores, judge here; default: all GPUs, the processor as 1 part; "
-        "of a run 1, or all with --kind.",
+        help="Number of GPUs, or of equal parts of the cores; default: all GPUs, the processor as 1 part; "
+        "for a run 1, or all with --kind.",
     ),
 ]
 KindOption = Annotated[str | None, typer.Option("--kind", help="Judge only on devices with this in their name.")]
@@ -96,7 +96,7 @@ ResultsArgument = Annotated[Path, typer.Argument(help="Folder of a run, or the -
 
 
 class JudgingOptions(NamedTuple):
-    """The terms of a judgement: size, device, dtype, memory, baselines and tools."""
+    """Judging: size, device, dtype, memory, baselines, accuracy, tools."""
 
     size: SizeOption = None
     device: DeviceOption = None
@@ -116,8 +116,7 @@ class JudgingOptions(NamedTuple):
     weights: Annotated[
         str,
         typer.Option(
-            help="How a candidate gets the weights: copy, seed (both models constructed under one seed) or auto (copy, "
-            "else seed).",
+            help="Weights of a candidate: copy, seed (both models made under one seed) or auto (copy, else seed).",
         ),
     ] = "auto"
     effort: EffortOption = "rank"
@@ -126,14 +125,14 @@ class JudgingOptions(NamedTuple):
         bool,
         typer.Option(
             "--sanitize",
-            help="On a GPU: what is right is run once more under compute-sanitizer; a faulty access fails it.",
+            help="On a GPU: run correct candidates once more under compute-sanitizer; a faulty access fails them.",
         ),
     ] = False
     profile: Annotated[
         bool,
         typer.Option(
             "--profile",
-            help="On a GPU: what is right is profiled; ncu's counters go into the verdict and the next prompt.",
+            help="On a GPU: profile correct candidates; ncu's counters go into the verdict and the next prompt.",
         ),
     ] = False
     wait_quiet: Annotated[
@@ -142,7 +141,7 @@ class JudgingOptions(NamedTuple):
     jail: JailOption = "auto"
 
     def settings(self, device: str, **more: Any) -> "Settings":
-        """The settings of a device with all that was said and nothing else; `UserMistake` for what cannot be."""
+        """Return the settings of a device from the given options; `UserMistake` for values that cannot be."""
         from kernelwright.sandbox.verdict.settings import BaselineGroup, Settings, WeightsPolicy
 
         given: dict[str, Any] = {"device": device, "jail": self.jail} | more
@@ -197,7 +196,7 @@ RANKING, SEARCHING = JudgingOptions(), JudgingOptions(effort="search")
 
 
 class PlaceOptions(NamedTuple):
-    """The devices that judge many candidates: of this machine, of a cluster, or of a service."""
+    """Devices: those that judge many candidates, of this machine, of a cluster or of a service."""
 
     executor: ExecutorOption = "local"
     address: AddressOption = None
@@ -206,7 +205,7 @@ class PlaceOptions(NamedTuple):
     server: ServerOption = None
 
     def choice(self, builders: int | None = None) -> "Where":
-        """The executor that the options name; `UserMistake` for one that is none."""
+        """Return the executor that the options name; `UserMistake` for an unknown one."""
         from kernelwright.sandbox.pool.judge_pool import NAMES, Where
 
         given = self._asdict() | {"builders": builders}
@@ -226,7 +225,7 @@ class PlaceOptions(NamedTuple):
         return Where.model_validate({name: value for name, value in given.items() if name != "server"})
 
     def check_with(self, device: str | None) -> None:
-        """`UserMistake` where one device is named and several are asked for, or a cluster allocates them."""
+        """Raise `UserMistake` where one device is named and several are requested, or a cluster allocates them."""
         if device is None or ":" not in device:
             return
         if self.devices is not None:
@@ -243,7 +242,7 @@ LEAST_BYTES = 2**20
 
 
 def checked(kind: str, names: Sequence[str], choices: Any) -> tuple[Any, ...]:
-    """The names, each of which is one of a `Literal`; `UserMistake` for any other."""
+    """Return the names where each is one of a `Literal`; `UserMistake` for any other."""
     known = get_args(choices)
     for name in names:
         if name not in known:
@@ -272,7 +271,7 @@ def check_target(target: str) -> None:
 
 
 def memory_size(text: str) -> int:
-    """`24GiB`, `24 GB` or `25769803776` in bytes; `UserMistake` for another text, or too little for anything."""
+    """Convert `24GiB`, `24 GB` or `25769803776` to bytes; `UserMistake` for another text, or less than 1 MiB."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", text.strip().upper())
     if match is None:
         raise UserMistake(f"--memory {text!r} is no size; give a number and a unit, such as 24GiB")
@@ -283,7 +282,7 @@ def memory_size(text: str) -> int:
 
 
 def device_count() -> int:
-    """CUDA devices that this process may see."""
+    """Count the CUDA devices that this process may see."""
     from kernelwright_child import driver
 
     return driver.device_count()
@@ -309,7 +308,7 @@ def device_for(asked: str | None, language: str, size: str, local: bool = True) 
 
 
 def check_device(asked: str, count: int | None) -> None:
-    """`UserMistake` for what names no device, `MachineError` for one beyond `count`; None where that is not known."""
+    """Raise `UserMistake` for what names no device, `MachineError` for one beyond `count`, which may be unknown."""
     from kernelwright.sandbox.verdict.errors import MachineError
 
     match = re.fullmatch(r"cpu|cuda(?::(\d+))?", asked)
@@ -325,21 +324,21 @@ def check_device(asked: str, count: int | None) -> None:
 
 
 def size_for(problem: str, size: str | None, device: str) -> str | None:
-    """The size asked for; of a catalog problem on a GPU the one for that, where none was."""
+    """Return the given size; without one, `gpu` for a catalog problem on a GPU."""
     from kernelwright.problems import catalog_names
 
     return "gpu" if size is None and device != "cpu" and problem in catalog_names() else size
 
 
 def place_words(device: str, dtype: str | None = None) -> str:
-    """`cuda:0, NVIDIA H200, bfloat16`: where something is judged, and in what it was cast to."""
+    """Return device, its name and the dtype, such as `cuda:0, NVIDIA H200, bfloat16`."""
     from kernelwright.sandbox.machine import device_name
 
     return ", ".join(part for part in (device, device_name(device), dtype) if part)
 
 
 def check_threads(threads: int | None, devices: int | None = None) -> None:
-    """`UserMistake` for more threads than a device here has cores, where each would wait for the others."""
+    """Raise `UserMistake` for more threads than a device here has cores, where each would wait for the others."""
     cores = len(os.sched_getaffinity(0))
     share = max(1, cores // (devices or 1))
     if threads is not None and threads > share:

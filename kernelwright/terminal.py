@@ -5,18 +5,21 @@ user's mistake. 3: the machine cannot do it. 130: stopped by Ctrl-C. An error of
 with the remedy.
 """
 
+import copy
 import functools
 import inspect
 import logging
 import platform
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TextIO, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec, TextIO, TypeVar, get_args, get_type_hints
 
 import typer
+import typer.core
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,10 +106,42 @@ def with_exit_codes(command: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `-v`, and an option for each field of its groups.
+def _write_panels(formatter: Any, panels: dict[str, list[tuple[str, str]]]) -> None:
+    for panel, listed in panels.items():
+        with formatter.section(panel):
+            formatter.write_dl(listed)
 
-    A group is a parameter whose annotation is a NamedTuple of options and whose default is one of these.
+
+class PanelCommand(typer.core.TyperCommand):
+    """A command whose help lists its options in panels."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for one in self.get_params(ctx):
+            if record := one.get_help_record(ctx):
+                is_argument = one.param_type_name == "argument"
+                panels["Arguments" if is_argument else getattr(one, "rich_help_panel", None) or "Options"].append(
+                    record
+                )
+        _write_panels(formatter, panels)
+
+
+class PanelGroup(typer.core.TyperGroup):
+    """A group whose help lists its commands in panels."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        width = formatter.width - 6 - max(map(len, self.commands))
+        for name, command in self.commands.items():
+            panels[getattr(command, "rich_help_panel", "")].append((name, command.get_short_help_str(width)))
+        _write_panels(formatter, panels)
+
+
+def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command `-v`, and an option for each field of its groups, in a panel of its own.
+
+    A group is a parameter whose annotation is a NamedTuple of options and whose default is one of these. The first
+    words of its docstring, up to a colon, are the heading of the panel.
     """
     own, groups = inspect.signature(command), {}
     parameters: list[inspect.Parameter] = []
@@ -114,7 +149,10 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if hasattr(one.annotation, "_fields"):
             groups[name] = one.annotation
             hints = get_type_hints(one.annotation, include_extras=True)
-            listed = [(field, hints[field], getattr(one.default, field)) for field in one.annotation._fields]
+            panel = (one.annotation.__doc__ or "").partition(":")[0]
+            listed = [
+                (field, _in_panel(hints[field], panel), getattr(one.default, field)) for field in one.annotation._fields
+            ]
         else:
             listed = [(name, one.annotation, one.default)]
         parameters += [
@@ -134,6 +172,13 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     vars(wrapped)["__signature__"] = own.replace(parameters=parameters)
     wrapped.__annotations__ = {one.name: one.annotation for one in parameters}
     return wrapped
+
+
+def _in_panel(annotation: Any, panel: str) -> Any:
+    kind, option = get_args(annotation)
+    option = copy.copy(option)
+    option.rich_help_panel = panel
+    return Annotated[kind, option]
 
 
 def read_text(path: str, what: str) -> str:

@@ -36,7 +36,7 @@ SummaryJson = Annotated[bool, json_option("One JSON object a problem at the end,
 
 
 class ProviderArguments(NamedTuple):
-    """The model, and the server or program that answers for it."""
+    """Model: its name, and the server or program that answers for it."""
 
     model: Annotated[
         str | None, typer.Option(help="Model to ask; without one or a --provider the recorded answers are used.")
@@ -78,7 +78,7 @@ def run(
         str | None, typer.Option(help="demo, recorded, catalog, seeds, or a benchmark's: kernelbench:level1[1-10].")
     ] = None,
     answering: ProviderArguments = RECORDED,
-    target: Annotated[str, typer.Option(help=f"What candidates are written in: {listed_targets()}.")] = "cpp",
+    target: Annotated[str, typer.Option(help=f"Language of the candidates: {listed_targets()}.")] = "cpp",
     asked: options.JudgingOptions = options.SEARCHING,
     strategy: Annotated[
         str,
@@ -87,12 +87,14 @@ def run(
         ),
     ] = "refine",
     attempts: Annotated[int, typer.Option(min=1, help="Attempts for each problem.")] = 10,
-    top: Annotated[int | None, typer.Option(min=1, help="Of a capture: how many parts at most; default: 5.")] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="Of a capture: the largest number of parts; default: 5.")
+    ] = None,
     slots: Annotated[
         int | None,
-        typer.Option(min=1, help="Attempts in flight at once for a problem; default: 1, or all for a batch."),
+        typer.Option(min=1, help="Attempts side by side for one problem; default: 1, or all for a batch."),
     ] = None,
-    at_once: Annotated[int, typer.Option(min=1, help="Problems in work at once.")] = 1,
+    at_once: Annotated[int, typer.Option(min=1, help="Problems side by side.")] = 1,
     without: options.WithoutOption = None,
     prices: Annotated[
         Path | None, typer.Option(help="Price table (TOML), for budgets in USD; default: the one that ships.")
@@ -106,9 +108,9 @@ def run(
     where: options.PlaceOptions = options.HERE,
     as_json: SummaryJson = False,
 ) -> None:
-    """Search for a faster kernel for each problem. With no model, play back the recorded answers, judged afresh.
+    """Search for a faster kernel for each problem. Without a model, judge the recorded answers again.
 
-    Exit code 1 if a problem got no right kernel, be it that it could not be judged.
+    Exit code 1 if a problem got no correct kernel, or could not be judged.
     """
     from kernelwright.agent.steering import load_prices
     from kernelwright.evals.runs import FOR_RECORDED, Plan, Running, left_out, new_folder
@@ -161,9 +163,9 @@ def run(
 
 
 def resume(folder: options.RunArgument, as_json: SummaryJson = False) -> None:
-    """Go on where a run was stopped. What is done is not done again; what could not be judged is tried again.
+    """Continue a stopped run. Nothing is done twice; a problem that could not be judged is tried again.
 
-    Exit code 1 if a problem got no right kernel.
+    Exit code 1 if a problem got no correct kernel.
     """
     from kernelwright.evals.runs import Running
 
@@ -177,7 +179,7 @@ def replay(
     out: Annotated[Path | None, typer.Option(help="New folder for the replayed run; default: none is kept.")] = None,
     as_json: Annotated[bool, json_option("One JSON object with events and digest.")] = False,
 ) -> None:
-    """Make a run's decisions again from its record. No model is called. Exit code 1 where one differs."""
+    """Repeat a run's decisions from its record. No model is called. Exit code 1 where one differs."""
     from kernelwright.agent.log.store import RunLog
     from kernelwright.agent.replay import replay as replay_run
 
@@ -190,7 +192,7 @@ def replay(
 
 
 def provider_options(typed: ProviderArguments) -> "tuple[str, AnyProvider]":
-    """The model's name and who answers in its place; `UserMistake` for what does not go together."""
+    """Return the model's name and its provider; `UserMistake` for options that contradict each other."""
     from kernelwright.agent.config import read_provider
 
     kind = _kind(typed)
@@ -261,7 +263,7 @@ def _who(kind: str) -> str:
 
 
 def search_options(settings: Sequence[str]) -> dict[str, Any]:
-    """`slots=4`, `budget.usd=2.5`, `models=a,b` as fields of `SearchConfig`; `UserMistake` for an unknown one."""
+    """Parse `slots=4`, `budget.usd=2.5`, `models=a,b` as fields of `SearchConfig`; `UserMistake` for an unknown one."""
     from kernelwright.agent.config import Budget, SearchConfig
 
     found: dict[str, Any] = {}
@@ -280,7 +282,7 @@ def search_options(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def checked_config(fields: dict[str, Any]) -> Any:
-    """The `SearchConfig` of these fields; `UserMistake` that names the field at fault."""
+    """Validate a `SearchConfig`; `UserMistake` names the field at fault."""
     from pydantic import ValidationError
 
     from kernelwright.agent.config import SearchConfig
@@ -302,9 +304,9 @@ def _value(text: str) -> Any:
 
 
 def with_parts(named: Sequence[str], top: int | None, attempts: int) -> tuple[list[str], dict[str, int]]:
-    """The problems with each capture's chosen parts in its place, and how many attempts each of these has.
+    """Replace each capture by its chosen parts; return the problems and the number of attempts of each part.
 
-    They share what as many problems would have, by what could be had of the program's time.
+    The parts share the attempts of as many problems, by their possible gain.
     """
     from kernelwright.programs.record import is_capture
     from kernelwright.programs.split import attempts_for, chosen_problems
@@ -329,7 +331,7 @@ def with_parts(named: Sequence[str], top: int | None, attempts: int) -> tuple[li
 def _keep_captures(named: Sequence[str], run: Path) -> None:
     """Copy the capture of a run with its choice into the run's folder, so that kernels find their places.
 
-    Of several captures none is: their parts could have equal names.
+    With several captures none is copied: their parts could have equal names.
     """
     from kernelwright.programs.record import is_capture, read_capture, read_split, write_record
 
@@ -340,9 +342,9 @@ def _keep_captures(named: Sequence[str], run: Path) -> None:
 
 
 def _prepare_process() -> None:
-    """Make this process what a run needs. Call it before one is started: that imports torch, for its version.
+    """Protect this process, which holds the keys to models; workers judge in processes of their own.
 
-    Workers judge, in processes of their own; the keys to models are here.
+    Call it before a run starts: that imports torch, for its version.
     """
     from kernelwright.sandbox.jail.zygote import protect_this_process, rest_between_loops
 
@@ -351,9 +353,9 @@ def _prepare_process() -> None:
 
 
 def _search(running: "Running", folder: Path, as_json: bool) -> None:
-    """Search all problems of the run and print what came of it. Exit code 1 if a problem got no right kernel.
+    """Search all problems of the run and print the results. Exit code 1 if a problem got no correct kernel.
 
-    A problem that could not be judged is one of those, and so is an entry of a suite that could not be read.
+    That includes a problem that could not be judged, and an entry of a suite that could not be read.
     """
     from rich.console import Console
     from rich.text import Text
