@@ -3,14 +3,14 @@
 import atexit
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
 from kernelwright.commands import batch, exchange, judge, models, problems, programs, results, run, score, serve
 from kernelwright.terminal import PanelCommand, PanelGroup, before_any_command, with_exit_codes, with_options
 
-COMMANDS = {
+COMMANDS: dict[str, dict[str, Any]] = {
     "Search": {"run": run.run, "resume": run.resume, "replay": run.replay, "batch": batch.app},
     "Programs": {"capture": programs.capture, "split": programs.split, "compare": programs.compare},
     "Judge": {"judge": judge.judge, "score": score.score, "serve": serve.serve, "mcp": serve.mcp},
