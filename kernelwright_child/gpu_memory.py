@@ -9,8 +9,8 @@ import torch
 from kernelwright_child import driver
 from kernelwright_child.wire import NoRoom, refuse_unplain, resolved
 
-LENT = "lent"
-"""In place of a handle: the output lies in the memory that the judge lent for outputs."""
+SHARED = "shared"
+"""In place of a handle: the output lies in the memory that the judge shares for outputs."""
 ALIGNMENT = 64
 
 
@@ -25,7 +25,7 @@ class ArrayInterface:
         return {"shape": (self._size,), "typestr": "|u1", "data": (self._address, False), "version": 3}
 
 
-class Borrowed:
+class MappedMemory:
     """Memory that the judge shares by descriptor, and the tensors in it. Keep it as long as they are used."""
 
     def __init__(self, fd: int, size: int, specs: Sequence[dict[str, Any]]) -> None:
@@ -54,13 +54,13 @@ class Spill:
     """Shared memory for outputs whose own memory the judge cannot map; filled from the start in each call."""
 
     def __init__(self) -> None:
-        self._borrowed: Borrowed | None = None
+        self._memory: MappedMemory | None = None
         self.takes_all = False
         """Whether the judge can map nothing of this process."""
         self._used = 0
 
-    def lend(self, borrowed: Borrowed) -> None:
-        self._borrowed = borrowed
+    def use(self, memory: MappedMemory) -> None:
+        self._memory = memory
 
     def clear(self) -> None:
         self._used = 0
@@ -68,13 +68,13 @@ class Spill:
     def take(self, tensor: torch.Tensor) -> dict[str, Any]:
         """Copy an output here and return where it lies. Part of the call's time."""
         size = tensor.numel() * tensor.element_size()
-        room = self._borrowed.tensors[0] if self._borrowed is not None else None
+        room = self._memory.tensors[0] if self._memory is not None else None
         if room is None or self._used + size > room.numel():
             raise NoRoom(size)
         offset, self._used = self._used, self._used + -(-size // ALIGNMENT) * ALIGNMENT
         copied = room[offset : offset + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
         torch.cuda.synchronize()
-        return _said(copied, LENT, offset)
+        return _said(copied, SHARED, offset)
 
 
 def describe(

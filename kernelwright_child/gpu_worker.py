@@ -60,7 +60,7 @@ class OnDevice:
 
     def __init__(self, worker: ModelRunner) -> None:
         self.worker = worker
-        self._borrowed: gpu_memory.Borrowed | None = None
+        self._memory: gpu_memory.MappedMemory | None = None
         self._spill: gpu_memory.Spill | None = None if hasattr(worker, "draw_values") else gpu_memory.Spill()
         """Where outputs go that cannot be mapped; a reference copies them to where they can."""
         self._events: tuple[Any, Any] | None = None
@@ -74,13 +74,13 @@ class OnDevice:
     def handlers(self) -> dict[str, Handler]:
         return {
             "to device": self.to_device,
-            "lend": self.lend,
-            "lend outputs": self.lend_outputs,
+            "share inputs": self.share_inputs,
+            "share outputs": self.share_outputs,
             "trial": self.trial,
             "copy outputs": self.copy_outputs,
             "call": self.call,
             "backward": self.backward,
-            "lend flags": self.lend_flags,
+            "share flags": self.share_flags,
             "ahead": self.ahead,
             "times": self.times,
             "nothing": self.nothing,
@@ -97,13 +97,15 @@ class OnDevice:
         torch.cuda.synchronize()
         return {"switches": switches}
 
-    def lend(self, message: Message, fds: list[int]) -> Message:
+    def share_inputs(self, message: Message, fds: list[int]) -> Message:
         self.worker.shared = []
-        if hasattr(self.worker, "draw_values"):  # a candidate may keep a view of what it was lent, and is not trusted
+        if hasattr(
+            self.worker, "draw_values"
+        ):  # a candidate may keep a view of what was shared with it, and is not trusted
             self._give_back()
-        self._borrowed = gpu_memory.Borrowed(fds[0], message["bytes"], message["specs"])
+        self._memory = gpu_memory.MappedMemory(fds[0], message["bytes"], message["specs"])
         os.close(fds[0])
-        self.worker.shared = self._borrowed.tensors
+        self.worker.shared = self._memory.tensors
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         self._events = first, last
         self._woken = torch.zeros(1, device="cuda")
@@ -112,15 +114,15 @@ class OnDevice:
     def _give_back(self) -> None:
         """Release the memory that was shared last: a mapping keeps it."""
         self._kept, self.worker.results = [], None
-        if self._borrowed is not None:
+        if self._memory is not None:
             torch.cuda.synchronize()
-            self._borrowed.close()
-            self._borrowed = None
+            self._memory.close()
+            self._memory = None
 
-    def lend_outputs(self, message: Message, fds: list[int]) -> Message:
+    def share_outputs(self, message: Message, fds: list[int]) -> Message:
         """Map device memory for outputs that the judge could not map where they are."""
         self._spill = self._spill or gpu_memory.Spill()
-        self._spill.lend(gpu_memory.Borrowed(fds[0], message["bytes"], message["specs"]))
+        self._spill.use(gpu_memory.MappedMemory(fds[0], message["bytes"], message["specs"]))
         os.close(fds[0])
         return {}
 
@@ -144,7 +146,7 @@ class OnDevice:
     def backward(self, message: Message, fds: list[int]) -> Message:
         return self.timed(self._differentiated, message)
 
-    def lend_flags(self, message: Message, fds: list[int]) -> Message:
+    def share_flags(self, message: Message, fds: list[int]) -> Message:
         """Map the words by which the judge and this process's stream tell each other how far they are."""
         self._flags = driver.Shared(torch.cuda.current_device(), message["bytes"], fds[0])
         os.close(fds[0])

@@ -51,7 +51,7 @@ class ModelRunner:
             "construct seeded": self.construct_seeded,
             "replace constants": self.replace_constants,
             "weights": self.weights,
-            "lend": self.lend,
+            "share inputs": self.share_inputs,
             "call": self.call,
             "backward": self.backward,
             "reserve": self.reserve,
@@ -123,7 +123,7 @@ class ModelRunner:
         self.follow({"weights": self.follows}, [])
         return {"how": "by name" if by_name else "by order"}
 
-    def lend(self, message: Message, fds: list[int]) -> Message:
+    def share_inputs(self, message: Message, fds: list[int]) -> Message:
         self.shared = shared_tensors(fds[0], message["specs"])
         return {}
 

@@ -62,22 +62,22 @@ def main(arguments: list[str], wait_for_groups: Callable[[], None]) -> None:
     wait_for_groups()
     command = arguments[3:]
     if command[0] == "-f":
-        kept: ForkedChild | Guest | None = _invite(int(command[1]), lifeline)
+        child: ForkedChild | Guest | None = _invite(int(command[1]), lifeline)
     else:
-        child = os.fork()
-        if child == 0:
+        pid = os.fork()
+        if pid == 0:
             _become(libc, command, plan, (lifeline, status))
-        kept = ForkedChild(child)
+        child = ForkedChild(pid)
     # Where the child is of the same user it could otherwise read and write this process.
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    keep(kept, lifeline, status, plan)
+    supervise(child, lifeline, status, plan)
 
 
-def keep(kept: ForkedChild | Guest | None, lifeline: int, status: int, plan: dict[str, Any]) -> NoReturn:
+def supervise(child: ForkedChild | Guest | None, lifeline: int, status: int, plan: dict[str, Any]) -> NoReturn:
     """Wait for the child's end (None: it never came), a broken limit or the lifeline's end; end all, and say why."""
     ending = ""
     try:
-        ending = _wait(kept, lifeline, Watch(plan)) if kept else f"exit {FAILED}"
+        ending = _wait(child, lifeline, Watch(plan)) if child else f"exit {FAILED}"
     finally:
         end_all()
         os.write(status, ending.encode())
@@ -103,15 +103,15 @@ class Guest:
     def __init__(self, pid: int, fd: int) -> None:
         self.fd = fd
         self._pid = pid
-        self._told = select.poll()
-        self._told.register(fd, select.POLLIN)
+        self._reports = select.poll()
+        self._reports.register(fd, select.POLLIN)
 
     def tree(self) -> list[int]:
         return [self._pid, *offspring(self._pid), *offspring(os.getpid())]
 
     def ending(self) -> str:
         _reap(self._pid)
-        if not self._told.poll(0):
+        if not self._reports.poll(0):
             return ""
         return os.read(self.fd, 64).decode() or f"signal {SIGKILL}"
 
@@ -178,21 +178,21 @@ def _run(command: list[str]) -> None:
     importlib.import_module(command[1]).main()
 
 
-def _wait(kept: ForkedChild | Guest, lifeline: int, watch: Watch) -> str:
+def _wait(child: ForkedChild | Guest, lifeline: int, watch: Watch) -> str:
     """Wait for the child's end, a broken limit or the lifeline's end; orphans that end meanwhile are collected."""
     interval = WATCH_S if watch.memory is None else MEMORY_WATCH_S
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)
-    poll.register(kept.fd, select.POLLIN)
+    poll.register(child.fd, select.POLLIN)
     searched = time.monotonic()
     while True:
         ready = [fd for fd, _ in poll.poll(1000 * interval)]
         if lifeline in ready:
             return "ended"
-        ending = kept.ending()
+        ending = child.ending()
         if ending:
             return ending
-        tree = kept.tree()
+        tree = child.tree()
         broken = watch.quick(tree)
         if not broken and time.monotonic() - searched >= WATCH_S:
             broken, searched = watch.thorough(tree), time.monotonic()

@@ -45,7 +45,7 @@ class NoRoom(WireError):
     """An output of `size` bytes lies where the judge cannot look, and no memory is shared to copy it to."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(f"an output of {size} bytes is larger than the memory that was lent for it")
+        super().__init__(f"an output of {size} bytes is larger than the memory that is shared for it")
         self.size = size
 
 

@@ -182,7 +182,7 @@ def born(affinity: Affinity, order: Order, fds: list[int]) -> NoReturn:
         if order["namespaces"]:
             birth.enter()
         else:
-            birth.keep(*rest[:2])
+            birth.supervise(*rest[:2])
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -217,7 +217,7 @@ class _Birth:
             self._meeting.send(supervisor.how(code).encode())
         os._exit(0)
 
-    def keep(self, lifeline: int, status: int) -> NoReturn:
+    def supervise(self, lifeline: int, status: int) -> NoReturn:
         self._libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         supervisor.handle_signals(self._libc, supervisor.IGNORE)
         plan = self._order["plan"]
@@ -228,7 +228,7 @@ class _Birth:
         if child == 0:
             self._live()
         os.close(self._channel)
-        supervisor.keep(supervisor.ForkedChild(child), lifeline, status, plan)
+        supervisor.supervise(supervisor.ForkedChild(child), lifeline, status, plan)
 
     def _live(self) -> NoReturn:
         """Keep nothing of the zygote that is not meant for the child; then confine, then run its module."""

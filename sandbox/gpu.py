@@ -132,11 +132,11 @@ class GpuBackend(CpuBackend):
         """Bytes that are free once its worker has ended, over those before, without what the judge shared with it."""
         self.device.make_current()
         free_cached_memory()
-        before, lent = self.device.free_bytes(), 0
+        before, shared = self.device.free_bytes(), 0
         if built.worker is not None:
-            lent = built.worker.lent_bytes
+            shared = built.worker.shared_bytes
             built.worker.close()
-        return max(0, self.device.free_bytes() - before - lent)
+        return max(0, self.device.free_bytes() - before - shared)
 
     def looking(self, subject: Subject) -> AbstractContextManager[None]:
         return looked_at(subject) if self.settings.sanitize or self.settings.profile else nullcontext()

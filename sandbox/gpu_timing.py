@@ -339,7 +339,7 @@ class DeviceTiming(Timing):
         faults: list[str] = []
         for side in order:
             links[side.name] = self._timed(side, values, faults)
-        session.refuse_work_done_meanwhile()
+        session.refuse_activity_while_stopped()
         self._rounds += 1
         counted = self._checked(drawn, links)
         self._earlier = values[0]

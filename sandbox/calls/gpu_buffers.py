@@ -102,7 +102,7 @@ def free_cached_memory() -> None:
 
 POISON_WORD = 0x7FF87FF8
 """A NaN as float32 and float64 and, twice, as bfloat16; as float16 too. As an index it is far out of range."""
-LENT = "lent"
+SHARED = "shared"
 PROBES = 1024
 """Words of an output that are looked at within the clock; all are compared after it."""
 OUTPUTS = 64
@@ -113,7 +113,7 @@ Layout = Sequence[tuple[str, Sequence[int]]]
 """Dtype and shape of each tensor."""
 
 
-class Lent:
+class SharedDeviceMemory:
     """Memory for inputs on the device, which children see. Several may: all that are trusted see one. Close it."""
 
     def __init__(self, layout: Layout, ordinal: int = 0) -> None:
@@ -216,7 +216,7 @@ class Claim(BaseModel):
     shape: list[int] = Field(max_length=16)
     stride: list[int] = Field(max_length=16)
     """In elements."""
-    handle: str = Field(pattern=r"^([0-9a-f]{128}|lent)?$")
+    handle: str = Field(pattern=r"^([0-9a-f]{128}|shared)?$")
     """Names the allocation, in hexadecimal digits, or says that it was shared; empty for a tensor without elements."""
     offset: int = Field(ge=0, lt=2**48)
 
@@ -254,7 +254,7 @@ class Allocations:
 
     def __init__(self) -> None:
         self._mapped: dict[bytes, tuple[int, int]] = {}
-        self.lent: Lent | None = None
+        self.room: SharedDeviceMemory | None = None
         """Memory for outputs that cannot be mapped where they are."""
 
     def find(self, claim: dict[str, Any]) -> Shown:
@@ -269,16 +269,16 @@ class Allocations:
         shape, stride = tuple(said.shape), tuple(said.stride)
         if 0 in shape:
             return Shown(said.dtype, shape, stride, 0, 0)
-        base, size = self._lent() if said.handle == LENT else self._map(bytes.fromhex(said.handle))
+        base, size = self._room_bounds() if said.handle == SHARED else self._map(bytes.fromhex(said.handle))
         extent = 1 + sum((count - 1) * step for count, step in zip(shape, stride, strict=True))
         if said.offset + extent * dtype.itemsize > size:
             raise MemoryReadError(f"an output of shape {said.shape} reaches beyond its allocation of {size} bytes")
         return Shown(said.dtype, shape, stride, base + said.offset, extent * dtype.itemsize)
 
-    def _lent(self) -> tuple[int, int]:
-        if self.lent is None:
-            raise MemoryReadError("the child put an output into memory that was not lent")
-        return self.lent.address, self.lent.bytes
+    def _room_bounds(self) -> tuple[int, int]:
+        if self.room is None:
+            raise MemoryReadError("the child put an output into memory that was not shared")
+        return self.room.address, self.room.bytes
 
     @property
     def count(self) -> int:
@@ -312,12 +312,12 @@ class Allocations:
 
     def close(self) -> None:
         self.forget()
-        if self.lent is not None:
-            self.lent.close()
-            self.lent = None
+        if self.room is not None:
+            self.room.close()
+            self.room = None
 
 
-class Glance(NamedTuple):
+class OutputSample(NamedTuple):
     """Words of an output as they were at one moment, and where they lie: `first`, then every `pitch` bytes."""
 
     first: int
@@ -331,7 +331,7 @@ class Glance(NamedTuple):
         return [word & 0xFFFFFFFF for word in found.tolist()] == list(self.words)
 
 
-class Glancer:
+class OutputSampler:
     """Looks at secret places of outputs in one small copy each; to be done before the clock is stopped. Close it.
 
     The places are an even comb with a fresh random start, so any stretch that is not written yet is hit, and nobody can
@@ -343,13 +343,13 @@ class Glancer:
         self._stream = stream
         self._pinned = driver.Pinned(OUTPUTS * 4 * PROBES)
 
-    def look(self, outputs: Sequence[Shown]) -> list[Glance]:
+    def sample(self, outputs: Sequence[Shown]) -> list[OutputSample]:
         found = []
         for first in range(0, len(outputs), OUTPUTS):
-            found += self._look(outputs[first : first + OUTPUTS])
+            found += self._sample(outputs[first : first + OUTPUTS])
         return found
 
-    def _look(self, outputs: Sequence[Shown]) -> list[Glance]:
+    def _sample(self, outputs: Sequence[Shown]) -> list[OutputSample]:
         combs = [comb(output.bytes, secrets.randbelow(2**31)) for output in outputs]
         for index, (output, (first, pitch, rows)) in enumerate(zip(outputs, combs, strict=True)):
             if rows:
@@ -358,7 +358,7 @@ class Glancer:
         seen = self._pinned.read(4 * PROBES * len(outputs))
         words = [seen[4 * PROBES * index :][: 4 * rows] for index, (_, _, rows) in enumerate(combs)]
         return [
-            Glance(first, pitch, struct.unpack(f"<{rows}I", data))
+            OutputSample(first, pitch, struct.unpack(f"<{rows}I", data))
             for (first, pitch, rows), data in zip(combs, words, strict=True)
         ]
 

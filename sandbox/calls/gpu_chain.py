@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kernelwright.sandbox.calls.gpu_buffers import Shown, with_relief
-from kernelwright.sandbox.calls.gpu_device import Flags, Turn
+from kernelwright.sandbox.calls.gpu_device import Flags, Handover
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.clocks import ClockSample
 from kernelwright.sandbox.jail.process import ChildLate
@@ -76,8 +76,8 @@ def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before:
 
     With `keep` results are copied. Raises `CannotIssueAhead`, and what a call raises.
     """
-    device, dealer, flags, lent = session.device, session.device.dealer, session.flags(), session.inputs
-    assert lent is not None
+    device, dealer, flags, shared = session.device, session.device.dealer, session.flags(), session.inputs
+    assert shared is not None
     if session.is_cold:  # a call behind a wait could get no memory
         rehearse(session, work, before, len(values))
     dealer.load()
@@ -89,20 +89,20 @@ def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before:
         session.drain()
         raise CannotIssueAhead("it waits for the device itself" if answer is None else str(answer.get("error"))[:200])
     shown = _shown_by_link(session, answer, len(values)) if keep else [[] for _ in values]
-    watches, changed = session.watches_inputs, lent.shown(session.changes) if keep else []
+    watches, changed = session.watches_inputs, shared.shown(session.changes) if keep else []
 
-    def made() -> list[Turn]:
-        turns = [Turn(values[0])]
+    def made() -> list[Handover]:
+        handovers = [Handover(values[0])]
         for number, outputs in enumerate(shown):
             following = values[min(number + 1, len(values) - 1)]
-            turns.append(Turn(following, values[number] if watches else None, [*outputs, *changed]))
-            turns[-1].watch(lent.places, session.changes)
-        return turns
+            handovers.append(Handover(following, values[number] if watches else None, [*outputs, *changed]))
+            handovers[-1].watch(shared.places, session.changes)
+        return handovers
 
     try:
-        turns = with_relief(made)
+        handovers = with_relief(made)
         driver.synchronize()
-        judge_ms = dealer.deal(flags, lent.places, turns)
+        judge_ms = dealer.deal(flags, shared.places, handovers)
     except BaseException:
         session.drain()
         raise
@@ -110,15 +110,15 @@ def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before:
         session.close()
         raise ChildLate
     clocks = device.clocks.sample()
-    device_ms = _numbers(session.told({"op": "times"}), "device_ms", len(values))
+    device_ms = _numbers(session.issue_and_wait({"op": "times"}), "device_ms", len(values))
     host_ms = _numbers(answer, "host_ms", len(values))
     session.look_after()
-    outputs = _outputs(answer, turns[1:], session.changes) if keep else [None] * len(values)
+    outputs = _outputs(answer, handovers[1:], session.changes) if keep else [None] * len(values)
     links = [
         Link(said or None, judge, host or 0.0, output)
         for said, judge, host, output in zip(device_ms, judge_ms, host_ms, outputs, strict=True)
     ]
-    kept = all(turn.inputs_kept for turn in turns)
+    kept = all(handover.inputs_kept for handover in handovers)
     sizes = min(([output.bytes for output in outputs] for outputs in shown), key=sum)
     return Chain(links, prepared.was_idle, clocks, kept, sizes)
 
@@ -138,8 +138,8 @@ def rehearse(session: GpuSession, work: Work, values: Values, calls: int) -> lis
     latencies: list[float | None] = []
     before, start = math.inf, time.monotonic()
     for number in range(MOST_PASSES):
-        answer = session.told(message | {"waits": number == 0})
-        times = session.told({"op": "times"})
+        answer = session.issue_and_wait(message | {"waits": number == 0})
+        times = session.issue_and_wait({"op": "times"})
         if "error" in answer:
             raise CannotIssueAhead(str(answer["error"])[:200])
         session.host_ms = max(ms or 0.0 for ms in _numbers(answer, "host_ms", calls))
@@ -161,8 +161,8 @@ def call_behind_a_spin(session: GpuSession, work: Work, values: Values) -> float
     flags.last += 1
     driver.write_value(session.device.stream.handle, flags.begun, flags.last)
     session.device.stream.wait()
-    answer = session.told(message | {"spin_ms": min(MOST_SPIN_MS, SPIN * session.host_ms)})
-    times = session.told({"op": "times"})
+    answer = session.issue_and_wait(message | {"spin_ms": min(MOST_SPIN_MS, SPIN * session.host_ms)})
+    times = session.issue_and_wait({"op": "times"})
     session.look_after()
     return None if "error" in answer else _numbers(times, "device_ms", 1)[0]
 
@@ -178,9 +178,9 @@ def _shown_by_link(session: GpuSession, answer: dict[str, Any], count: int) -> l
     return [shown[number * per_call : (number + 1) * per_call] for number in range(count)]
 
 
-def _outputs(answer: dict[str, Any], turns: list[Turn], changes: Sequence[int]) -> list[Values | None]:
+def _outputs(answer: dict[str, Any], handovers: list[Handover], changes: Sequence[int]) -> list[Values | None]:
     """The results of all calls, each with the inputs that it changes, which were taken behind its own outputs."""
-    taken = [turn.values() for turn in turns]
+    taken = [handover.values() for handover in handovers]
     made = Values(answer["tree"], tuple(raw for raws in taken for raw in raws[: len(raws) - len(changes)]))
     inputs = [dict(zip(changes, raws[len(raws) - len(changes) :], strict=True)) for raws in taken]
     return [with_changed(alone(tree, made), one) for tree, one in zip(answer["tree"]["l"], inputs, strict=True)]

@@ -12,7 +12,7 @@ from typing import Self
 
 import torch
 
-from kernelwright.sandbox.calls.gpu_buffers import Glancer, Layout, Lent, Shown, poison, seen
+from kernelwright.sandbox.calls.gpu_buffers import Layout, OutputSampler, SharedDeviceMemory, Shown, poison, seen
 from kernelwright.sandbox.calls.sessions import ANSWER_MS, Prepared
 from kernelwright.sandbox.clocks import Clocks
 from kernelwright.sandbox.locks import DeviceLock, WaitLimit
@@ -77,12 +77,12 @@ class Dealer:
         self._gate = driver.Pinned(64)
         self._word = ctypes.cast(self._gate.address, ctypes.POINTER(ctypes.c_uint32))
         self._word[0] = 0
-        self._turns = 0
+        self._chains = 0
         self._stamps: list[driver.CudaEvent] = []
         self._is_loaded = False
 
     def load(self) -> None:
-        """Run once every kernel of a turn: one that is first loaded behind a wait would hang."""
+        """Run once every kernel of a handover: one that is first loaded behind a wait would hang."""
         if self._is_loaded:
             return
         here = torch.zeros(64, dtype=torch.uint8, device="cuda")
@@ -94,35 +94,35 @@ class Dealer:
         driver.synchronize()
         self._is_loaded = True
 
-    def deal(self, flags: Flags, places: Sequence[torch.Tensor], turns: "list[Turn]") -> list[float] | None:
+    def deal(self, flags: Flags, places: Sequence[torch.Tensor], handovers: "list[Handover]") -> list[float] | None:
         """Run a chain whose calls are issued; ms from stamp to stamp. None where it did not end within `RUN_S`."""
-        first = flags.last - (len(turns) - 1) + 1
-        while len(self._stamps) < len(turns):
+        first = flags.last - (len(handovers) - 1) + 1
+        while len(self._stamps) < len(handovers):
             self._stamps.append(driver.CudaEvent())
-        self._turns += 1
-        driver.wait_value(self.stream.handle, self._gate.address, self._turns)
+        self._chains += 1
+        driver.wait_value(self.stream.handle, self._gate.address, self._chains)
         try:
             with torch.cuda.stream(self._torch_stream):
-                for number, (turn, stamp) in enumerate(zip(turns, self._stamps, strict=False)):
+                for number, (handover, stamp) in enumerate(zip(handovers, self._stamps, strict=False)):
                     if number:
                         driver.wait_value(self.stream.handle, flags.done, first + number - 1)
-                    turn.take(self.stream)
-                    for place, raw in zip(places, turn.next.tensors, strict=False):
+                    handover.take(self.stream)
+                    for place, raw in zip(places, handover.next.tensors, strict=False):
                         assert isinstance(raw.data, DeviceBytes)
                         copy_by_kernel(place, raw.data.tensor)
                     torch.sum(self._flush, dim=0, out=self._sink)
                     self.stream.record(stamp)
-                    if number < len(turns) - 1:
+                    if number < len(handovers) - 1:
                         driver.write_value(self.stream.handle, flags.begun, first + number)
         finally:
-            self._word[0] = self._turns
+            self._word[0] = self._chains
         limit = time.monotonic() + RUN_S
         while not self.stream.is_done:
             if time.monotonic() > limit:
                 self.release(flags, flags.begun, flags.done)
                 return None
             time.sleep(POLL_S)
-        return [late.since(early) for early, late in zip(self._stamps, self._stamps[1 : len(turns)], strict=False)]
+        return [late.since(early) for early, late in zip(self._stamps, self._stamps[1 : len(handovers)], strict=False)]
 
     def release(self, flags: Flags, *words: int) -> None:
         """Let everything pass that waits for these words, or else for inputs, from another stream than the chain's."""
@@ -137,7 +137,7 @@ class Dealer:
         self._gate.close()
 
 
-class Turn:
+class Handover:
     """The work between two calls: take the result of the one before, make the next input ready."""
 
     def __init__(self, following: Values, before: Values | None = None, shown: Sequence[Shown] = ()) -> None:
@@ -212,7 +212,7 @@ class CudaDevice:
             self._flush = driver.allocate(self._flush_bytes)
         except driver.CudaError as error:
             raise MachineError(f"no CUDA device {ordinal} can be used ({error}); see `kernelwright doctor`") from None
-        self.glancer = Glancer(self.stream)
+        self.sampler = OutputSampler(self.stream)
         self.limit_bytes: int | None = None
         """Of memory that may be used; None for all."""
         self._idle_ms: dict[int, float] = {}
@@ -222,7 +222,7 @@ class CudaDevice:
         """Threads that use it as the one that holds it, which waits for them."""
         self.wakes = False
         """Whether a call begins with a tiny kernel, behind which its first event lies: see `DeviceTiming`."""
-        self._turn = 0
+        self._flush_word = 0
         self._threads = threading.RLock()
         self._lock: DeviceLock | None = None
         self._holds = 0
@@ -291,20 +291,20 @@ class CudaDevice:
 
             torch.cuda.set_device(self.ordinal)
 
-    def calibrate(self, lent: Lent) -> None:
+    def calibrate(self, shared: SharedDeviceMemory) -> None:
         """Learn what `prepare` takes while no child has work: call it before the candidate's source has run.
 
         Once for each size while the device is held: later processes of a candidate are measured against what was
         learned before the first of them ran.
         """
-        if lent.bytes in self._calibrated:
+        if shared.bytes in self._calibrated:
             return
-        with lent.rehearsal():
-            taken = [self._prepare(lent) for _ in range(CALIBRATIONS)]
-        self._idle_ms[lent.bytes] = statistics.median(taken[CALIBRATIONS // 4 :])
-        self._calibrated.add(lent.bytes)
+        with shared.rehearsal():
+            taken = [self._prepare(shared) for _ in range(CALIBRATIONS)]
+        self._idle_ms[shared.bytes] = statistics.median(taken[CALIBRATIONS // 4 :])
+        self._calibrated.add(shared.bytes)
 
-    def prepare(self, lent: Lent, outputs: tuple[Shown, ...] = ()) -> Prepared:
+    def prepare(self, shared: SharedDeviceMemory, outputs: tuple[Shown, ...] = ()) -> Prepared:
         """All that goes before a call, while the child is stopped: the clock may start when this returns.
 
         Poisons where the last outputs lie, makes the inputs of the last call unusable, looks whether the device is
@@ -314,12 +314,12 @@ class CudaDevice:
         driver.synchronize()
         for output in outputs:
             poison(output, self.stream)
-        lent.spoil(self.stream)
+        shared.spoil(self.stream)
         self.stream.wait()
         answer = self._longest_answer_ms()
         if answer > ANSWER_MS:  # a busy host is late once; work on the device makes us wait again
             answer = min(answer, self._longest_answer_ms())
-        return Prepared(self._prepare(lent), self._idle_ms.get(lent.bytes, math.inf), answer)
+        return Prepared(self._prepare(shared), self._idle_ms.get(shared.bytes, math.inf), answer)
 
     def is_busy(self) -> bool:
         """Whether something else runs on the device right now."""
@@ -336,16 +336,16 @@ class CudaDevice:
         self.stream.wait()
         return (time.perf_counter_ns() - start) / 1e6
 
-    def _prepare(self, lent: Lent) -> float:
+    def _prepare(self, shared: SharedDeviceMemory) -> float:
         start, end = self._events
         self._context.reset_persisting_l2()
-        self._turn += 1
+        self._flush_word += 1
         # The device is at this while all that follows is issued: how fast the host is shall not be in the time.
         for _ in range(COVER):
-            self.stream.fill(self._flush, -self._turn % 2**32, self._flush_bytes // 4)
+            self.stream.fill(self._flush, -self._flush_word % 2**32, self._flush_bytes // 4)
         self.stream.record(start)
-        lent.reveal(self.stream)
-        self.stream.fill(self._flush, self._turn, self._flush_bytes // 4)
+        shared.reveal(self.stream)
+        self.stream.fill(self._flush, self._flush_word, self._flush_bytes // 4)
         self.stream.record(end)
         self.stream.wait()
         return end.since(start)
@@ -378,7 +378,7 @@ class CudaDevice:
     def close(self) -> None:
         if self._flush:
             self.make_current()
-            self.glancer.close()
+            self.sampler.close()
             if "dealer" in self.__dict__:
                 self.dealer.close()
             driver.free(self._flush)
@@ -411,19 +411,19 @@ class SharedInputs:
     """One allocation for all references of a problem, made when its layout is known. Close it."""
 
     def __init__(self) -> None:
-        self._lent: Lent | None = None
+        self._memory: SharedDeviceMemory | None = None
 
-    def for_layout(self, layout: Layout, device: CudaDevice) -> Lent:
+    def for_layout(self, layout: Layout, device: CudaDevice) -> SharedDeviceMemory:
         """The memory; all references have one layout, since those that see it would go on seeing it."""
-        if self._lent is None:
+        if self._memory is None:
             device.make_current()
-            self._lent = Lent(layout, device.ordinal)
-            device.calibrate(self._lent)
-        if not self._lent.is_for(layout):
+            self._memory = SharedDeviceMemory(layout, device.ordinal)
+            device.calibrate(self._memory)
+        if not self._memory.is_for(layout):
             raise BrokenProblem("get_inputs gives tensors of another shape or dtype under another seed; let it not")
-        return self._lent
+        return self._memory
 
     def close(self) -> None:
-        if self._lent is not None:
-            self._lent.close()
-            self._lent = None
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None

@@ -10,7 +10,7 @@ import torch
 
 from kernelwright.problems import Problem, Tolerance
 from kernelwright.sandbox.calls.backend import Backend
-from kernelwright.sandbox.calls.gpu_buffers import Layout, Lent, register, relieve, with_relief
+from kernelwright.sandbox.calls.gpu_buffers import Layout, SharedDeviceMemory, register, relieve, with_relief
 from kernelwright.sandbox.calls.gpu_device import CudaDevice, SharedInputs, device_of
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.calls.memory_planning import LARGE_BYTES, Needs
@@ -113,7 +113,7 @@ class ExactOnDevice:
         """Whether a part from the middle gives what the whole has there."""
         step = self.step(cut)
         start = (cut.rows - step) // 2
-        with self.lent(layout_of_part(values, cut, step)):
+        with self.smaller_inputs(layout_of_part(values, cut, step)):
             try:
                 got = self._session.call(part(values, cut, start, start + step), patience_s, op).output
             except Refused:  # a shape that it does not take
@@ -130,7 +130,7 @@ class ExactOnDevice:
 
     def _in_parts(self, values: Values, cut: Cut, op: str, patience_s: float) -> Values:
         joined, step = Joined(cut.rows), self.step(cut)
-        with self.lent(layout_of_part(values, cut, step)):
+        with self.smaller_inputs(layout_of_part(values, cut, step)):
             for start, stop in spans(cut.rows, step):
                 found = self._session.call(part(values, cut, start, stop), patience_s, f"exact {op}", in_place=True)
                 joined.put(found.output, start, stop)
@@ -138,27 +138,27 @@ class ExactOnDevice:
         return self._gone("parts", joined.values())
 
     @contextmanager
-    def lent(self, layout: Layout) -> Iterator[Callable[[], None]]:
+    def smaller_inputs(self, layout: Layout) -> Iterator[Callable[[], None]]:
         """Within it the child sees memory for inputs of this layout, and after it what it saw before.
 
         What is yielded shows it the former memory again, until the same is called once more.
         """
         session, whole = self._session, self._session.inputs
         assert whole is not None
-        mine = Lent(layout, self._device.ordinal)
+        mine = SharedDeviceMemory(layout, self._device.ordinal)
         shown = [mine, whole]
 
-        def turn() -> None:
+        def switch() -> None:
             shown.reverse()
-            session.lend_memory(shown[0])
+            session.show_memory(shown[0])
 
         try:
-            session.lend_memory(mine)
-            yield turn
+            session.show_memory(mine)
+            yield switch
         finally:
             try:
                 if session.inputs is not whole:
-                    session.lend_memory(whole)
+                    session.show_memory(whole)
             finally:
                 mine.close()
 
@@ -171,19 +171,19 @@ def layout_of_part(values: Values, cut: Cut, rows: int) -> Layout:
 class PartOfReference:
     """A reference that is called on fewer indices of the first axis: enough to see which lazy answers pass.
 
-    Its child sees memory for this many, and `turn` shows it that for whole inputs.
+    Its child sees memory for this many, and `switch` shows it that for whole inputs.
     """
 
-    def __init__(self, whole: ReferenceSession, turn: Callable[[], None], cut: Cut, step: int) -> None:
-        self._whole, self._turn, self._cut, self._step = whole, turn, cut, step
+    def __init__(self, whole: ReferenceSession, switch: Callable[[], None], cut: Cut, step: int) -> None:
+        self._whole, self._switch, self._cut, self._step = whole, switch, cut, step
         self.weights = whole.weights
 
     def draw(self) -> Values:
-        self._turn()
+        self._switch()
         try:
             return part(self._whole.draw(), self._cut, 0, self._step).copied()
         finally:
-            self._turn()
+            self._switch()
 
     def call(self, values: Values) -> TimedResult:
         return self._whole.call(values)
@@ -229,14 +229,14 @@ class GpuReference(ReferenceSession):
     def _require_room(self, source: str) -> None:
         """Nothing beforehand: what a call takes is measured in one, which is quicker."""
 
-    def _lend(self) -> None:
+    def _share_inputs(self) -> None:
         session = self._session
         session.to_device(self.problem.precision if self.form.precision == "strict" else self.form.precision)
         session.trust_results()
         self.layout: Layout = session.layout(fresh_seed(), self._patience_s)
-        session.lend_memory(self._shared.for_layout(self.layout, device_of(self.settings)))
+        session.show_memory(self._shared.for_layout(self.layout, device_of(self.settings)))
         if not session.can_be_mapped():
-            session.lend_outputs(self.needs.exact)
+            session.share_outputs(self.needs.exact)
         self._forget = register(self.rest, self.settings.ordinal)
 
     def _require_followable(self, weights: list[int]) -> None:
@@ -369,8 +369,8 @@ class GpuReference(ReferenceSession):
         step = max(2, min(self._exact.step(cut), cut.rows * STATUS_BYTES // max(1, call_bytes)))
         layout = layout_of_part(values, cut, step)
         del values
-        with self._exact.lent(layout) as turn:
-            yield PartOfReference(self, turn, cut, step)
+        with self._exact.smaller_inputs(layout) as switch:
+            yield PartOfReference(self, switch, cut, step)
 
     def _room(self, how: str) -> str:
         there = gib(device_of(self.settings).total_bytes())

@@ -8,20 +8,28 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from kernelwright.sandbox.calls.gpu_buffers import Allocations, Glance, Layout, Lent, Shown, fetch, relieve
+from kernelwright.sandbox.calls.gpu_buffers import (
+    Allocations,
+    Layout,
+    OutputSample,
+    SharedDeviceMemory,
+    Shown,
+    fetch,
+    relieve,
+)
 from kernelwright.sandbox.calls.gpu_device import ISSUE_FACTOR, ISSUE_S, RUN_S, CudaDevice, Flags
 from kernelwright.sandbox.calls.memory_planning import Needs
 from kernelwright.sandbox.calls.sessions import (
     LEAST_BYTES,
     OBSERVING,
     ROOM,
+    DeviceObservation,
     Misbehaved,
     Prepared,
     Refused,
     Session,
     Timed,
     Timeout,
-    Witnessed,
     question,
 )
 from kernelwright.sandbox.jail.layers import Kind
@@ -45,7 +53,7 @@ AFTERMATH_S = 0.1
 NAMELESS = 2**30
 """A result of unknown size may take so much."""
 CHANGED_INPUT = "the call changed an input in place"
-LENT_AHEAD = 2**28
+SHARED_AHEAD = 2**28
 """Room for outputs up to this size is shared before it is known whether it is needed."""
 
 
@@ -60,7 +68,7 @@ class GpuSession(Session):
         """Whether it has not answered yet, so that it was not stopped."""
         self.host_ms = 0.0
         """Time to issue a call ahead, in ms, as the child reports it."""
-        self._inputs: Lent | None = None
+        self._inputs: SharedDeviceMemory | None = None
         self._owns_inputs = True
         self._allocations = Allocations()
         self._outputs: tuple[Shown, ...] = ()
@@ -96,11 +104,11 @@ class GpuSession(Session):
 
     def share_memory(self, layout: Layout, result_bytes: int) -> None:
         """Share memory and calibrate on an idle device, before the candidate's source runs."""
-        self.lend_layout(layout)
+        self.share_layout(layout)
         self._outputs_bytes = result_bytes
         self.copies_outputs = not self.can_be_mapped()
-        if self.copies_outputs or result_bytes <= LENT_AHEAD:
-            self.lend_outputs(result_bytes)
+        if self.copies_outputs or result_bytes <= SHARED_AHEAD:
+            self.share_outputs(result_bytes)
         if self.copies_outputs:
             self.ask({"op": "copy outputs"}, self._settings.start_timeout_s)
 
@@ -110,46 +118,48 @@ class GpuSession(Session):
         switches = answer.get("switches")
         self.switches = switches if isinstance(switches, dict) else {}
 
-    def lend(self, values: Values) -> None:
-        self.lend_layout([raw[:2] for raw in values.tensors])
+    def share_inputs(self, values: Values) -> None:
+        self.share_layout([raw[:2] for raw in values.tensors])
 
-    def lend_layout(self, layout: Layout) -> None:
+    def share_layout(self, layout: Layout) -> None:
         """Share device memory for inputs of this layout. No child may have work on the device meanwhile."""
         self._give_back()
         self._device.make_current()
-        lent = Lent(layout, self._device.ordinal)
+        shared = SharedDeviceMemory(layout, self._device.ordinal)
         try:
-            self._device.calibrate(lent)
-            self.lend_memory(lent)
+            self._device.calibrate(shared)
+            self.show_memory(shared)
         except BaseException:
-            lent.close()
+            shared.close()
             raise
         self._owns_inputs = True
 
-    def lend_memory(self, lent: Lent) -> None:
+    def show_memory(self, shared: SharedDeviceMemory) -> None:
         """Share memory that others may see too; its maker closes it."""
         self._give_back()
         self._exchange(
-            {"op": "lend", "specs": lent.specs, "bytes": lent.bytes}, self._settings.start_timeout_s, lent.fd
+            {"op": "share inputs", "specs": shared.specs, "bytes": shared.bytes},
+            self._settings.start_timeout_s,
+            shared.fd,
         )
-        self._inputs, self._owns_inputs = lent, False
+        self._inputs, self._owns_inputs = shared, False
 
     @property
-    def inputs(self) -> Lent | None:
+    def inputs(self) -> SharedDeviceMemory | None:
         """The memory for inputs that the child sees now."""
         return self._inputs
 
     @property
-    def lent_bytes(self) -> int:
+    def shared_bytes(self) -> int:
         """Of the device's memory, what the judge shares with this child alone: inputs, and room for outputs."""
-        inputs, outputs = self._inputs if self._owns_inputs else None, self._allocations.lent
-        return sum(lent.bytes for lent in (inputs, outputs) if lent is not None)
+        inputs, outputs = self._inputs if self._owns_inputs else None, self._allocations.room
+        return sum(shared.bytes for shared in (inputs, outputs) if shared is not None)
 
-    def lend_outputs(self, size: int) -> None:
+    def share_outputs(self, size: int) -> None:
         """Share room for a call's outputs, for those whose own memory cannot be mapped: they are copied in the call."""
-        room = Lent([("uint8", (size,))], self._device.ordinal)
-        self._allocations.lent = room
-        message = {"op": "lend outputs", "specs": room.specs, "bytes": room.bytes}
+        room = SharedDeviceMemory([("uint8", (size,))], self._device.ordinal)
+        self._allocations.room = room
+        message = {"op": "share outputs", "specs": room.specs, "bytes": room.bytes}
         self._exchange(message, self._settings.start_timeout_s, room.fd)
 
     def rest(self) -> None:
@@ -194,7 +204,7 @@ class GpuSession(Session):
 
     def draw(self, seed: int, timeout_s: float) -> Values:
         """Fresh inputs of a trusted child under a seed; they stay on the device."""
-        assert self._inputs is not None, "lend memory before drawing"
+        assert self._inputs is not None, "share memory before drawing"
         answer = self._drawn({"op": "draw", "seed": seed}, timeout_s)
         return Values(answer["tree"], self._inputs.taken())
 
@@ -263,8 +273,8 @@ class GpuSession(Session):
         self._made_twice += 1
         if self._kind == "worker" and self._made_twice > MOST_MADE_TWICE:
             return False
-        if refused.room is not None and self._allocations.lent is None and self._kind == "worker":
-            self.lend_outputs(self._outputs_bytes)
+        if refused.room is not None and self._allocations.room is None and self._kind == "worker":
+            self.share_outputs(self._outputs_bytes)
             return True
         if refused.memory:
             relieve()
@@ -277,19 +287,19 @@ class GpuSession(Session):
         when secret places of all outputs have been read. What they held must be what the outputs hold once every
         thread of the child is stopped: nothing can finish after its word.
         """
-        assert self._inputs is not None, "lend memory before calling"
+        assert self._inputs is not None, "share memory before calling"
         start_ns = time.perf_counter_ns()
         self._device.make_current()
         self._inputs.stage(values.tensors)
         prepared = self._device.prepare(self._inputs, self._outputs)
         prepared_ns = time.perf_counter_ns()
-        self.refuse_work_done_meanwhile()
+        self.refuse_activity_while_stopped()
         self._refuse_disturbance(prepared)
         self._outputs = ()
         known, before = self._allocations.count, self._cpu_ms()
         self.is_cold, self._is_showing = False, True
         answer, looked, milliseconds = self._clocked(self._question(op, values), timeout_s)
-        told_ns = time.perf_counter_ns()
+        answered_ns = time.perf_counter_ns()
         clocks = self._device.clocks.sample()
         if "error" in answer:
             self._is_showing = False
@@ -310,11 +320,11 @@ class GpuSession(Session):
         if self._allocations.count > known:
             self._allocations.trim(len(looked))
         self._inputs.stage_nothing()
-        self._log(op, (start_ns, prepared_ns, told_ns, read_ns))
+        self._log(op, (start_ns, prepared_ns, answered_ns, read_ns))
         said = answer.get("device_ms")
         device_ms = float(said) if isinstance(said, int | float) and math.isfinite(said) and said > 0 else None
-        witnessed = Witnessed(device_ms, prepared, clocks)
-        return Timed(output, milliseconds, cpu_ms, witnessed)
+        observed = DeviceObservation(device_ms, prepared, clocks)
+        return Timed(output, milliseconds, cpu_ms, observed)
 
     def _question(self, op: str, values: Values) -> dict[str, Any]:
         return question(op, values, self.changes) | ({"wake": True} if self._device.wakes else {})
@@ -325,7 +335,7 @@ class GpuSession(Session):
             self._flags = Flags(self._device.ordinal)
             try:
                 self._exchange(
-                    {"op": "lend flags", "bytes": self._flags.bytes}, self._settings.start_timeout_s, self._flags.fd
+                    {"op": "share flags", "bytes": self._flags.bytes}, self._settings.start_timeout_s, self._flags.fd
                 )
             finally:
                 os.close(self._flags.fd)
@@ -333,14 +343,14 @@ class GpuSession(Session):
 
     def quiet(self, values: Values) -> Prepared:
         """Show inputs while the child is stopped, on a device that is idle and has nothing in its L2 cache."""
-        assert self._inputs is not None, "lend memory before calling"
+        assert self._inputs is not None, "share memory before calling"
         self._device.make_current()
         self._inputs.stage(values.tensors)
         prepared = self._device.prepare(self._inputs, self._outputs)
         self._inputs.stage_nothing()
         self._outputs = ()
         self.is_cold, self._is_showing = False, False
-        self.refuse_work_done_meanwhile()
+        self.refuse_activity_while_stopped()
         self._refuse_disturbance(prepared)
         return prepared
 
@@ -350,7 +360,7 @@ class GpuSession(Session):
 
     def issue(self, message: dict[str, Any], limit_s: float) -> dict[str, Any] | None:
         """A question that the child answers before its device work is done; None where the answer is late."""
-        self.refuse_work_done_meanwhile()
+        self.refuse_activity_while_stopped()
         self._child.send(message)
         self._release()
         try:
@@ -361,7 +371,7 @@ class GpuSession(Session):
         self._stop()
         return answer
 
-    def told(self, message: dict[str, Any]) -> dict[str, Any]:
+    def issue_and_wait(self, message: dict[str, Any]) -> dict[str, Any]:
         """The same where the answer must come. Raises `ChildLate`."""
         answer = self.issue(message, RUN_S)
         if answer is None:
@@ -375,7 +385,7 @@ class GpuSession(Session):
             self._hear(RUN_S)
             self._stop()
             self._runs_on = False
-        self.told({"op": "times"})
+        self.issue_and_wait({"op": "times"})
 
     def issue_limit_s(self, calls: int) -> float:
         """Limit in seconds for issuing this number of calls ahead."""
@@ -398,7 +408,7 @@ class GpuSession(Session):
 
     def look_after(self) -> None:
         """Raise `Misbehaved` where a candidate has run while it was stopped, or left processes behind."""
-        self.refuse_work_done_meanwhile()
+        self.refuse_activity_while_stopped()
         if self._kind == "worker" and self._watches("offspring") and self._child.offspring():
             raise Misbehaved("the candidate keeps processes of its own running after a call")
 
@@ -428,7 +438,7 @@ class GpuSession(Session):
         return float(said) if isinstance(said, int | float) and said > 0 else milliseconds
 
     def _nothing(self) -> tuple[dict[str, Any], float]:
-        assert self._inputs is not None, "lend memory before calling"
+        assert self._inputs is not None, "share memory before calling"
         self._device.make_current()
         self._device.prepare(self._inputs, self._outputs)
         self._outputs = ()
@@ -440,7 +450,7 @@ class GpuSession(Session):
         return timeout_s
 
     def _show(self, values: Values) -> None:
-        assert self._inputs is not None, "lend memory before calling"
+        assert self._inputs is not None, "share memory before calling"
         self._device.make_current()
         self._inputs.stage(values.tensors)
         driver.synchronize()
@@ -457,7 +467,7 @@ class GpuSession(Session):
 
     def _clocked(
         self, message: dict[str, Any], timeout_s: Timeout
-    ) -> tuple[dict[str, Any], list[tuple[Shown, Glance]], float]:
+    ) -> tuple[dict[str, Any], list[tuple[Shown, OutputSample]], float]:
         """Ask, and look at the outputs before the clock stops; then every thread of the child is stopped."""
         self._child.send(message)  # it stands still, and finds this when it goes on
         start = time.perf_counter_ns()
@@ -467,12 +477,12 @@ class GpuSession(Session):
         shown = [self._allocations.find(claim) for claim in claims] if isinstance(claims, list) else []
         if self._inputs is not None and message["op"] == "call":
             shown += self._inputs.shown(self.changes)
-        looked = list(zip(shown, self._device.glancer.look(shown), strict=True))
+        looked = list(zip(shown, self._device.sampler.sample(shown), strict=True))
         stop = time.perf_counter_ns()
         self._stop()
         return answer, looked, (stop - start) / 1e6
 
-    def _taken(self, answer: dict[str, Any], looked: Sequence[tuple[Shown, Glance]], in_place: bool) -> Values:
+    def _taken(self, answer: dict[str, Any], looked: Sequence[tuple[Shown, OutputSample]], in_place: bool) -> Values:
         """The outputs' values, which must still be what was seen within the clock."""
         tree = answer.get("tree")
         if not isinstance(tree, dict) or not is_sound(tree, len(looked)):
@@ -480,9 +490,9 @@ class GpuSession(Session):
         if sum(shown.bytes for shown, _ in looked) > self.result_bytes:
             raise MemoryReadError(f"the outputs take more than {self.result_bytes} bytes")
         values: list[RawTensor] = []
-        for index, (shown, glance) in enumerate(looked):
+        for index, (shown, sample) in enumerate(looked):
             raw, data = fetch(shown, in_place)
-            if not glance.agrees(data):
+            if not sample.agrees(data):
                 raise Misbehaved(f"output {index} still changed after the candidate had said that it was done")
             values.append(raw)
         return Values(tree, tuple(values))

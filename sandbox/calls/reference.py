@@ -124,7 +124,7 @@ class ReferenceSession:
                     self._load(source)
                     if form.channels_last:
                         self._session.ask({"op": "channels last"}, self.settings.start_timeout_s)
-                    self._lend()
+                    self._share_inputs()
                 self._learn_changes()
         except BaseException:
             self.close()
@@ -231,10 +231,10 @@ class ReferenceSession:
         with self._translated():
             self._session.ask({"op": "construct again", "seed": fresh_seed()}, self.settings.start_timeout_s)
 
-    def _lend(self) -> None:
+    def _share_inputs(self) -> None:
         """Share the memory in which inputs will lie with the child."""
         self.sample = self.sample or self.draw()
-        self._session.lend(self.sample)
+        self._session.share_inputs(self.sample)
 
     def _learn_changes(self) -> None:
         """Know which inputs and weights a call changes in place, and what it only writes; found once a problem."""
@@ -350,7 +350,7 @@ class ReferenceSession:
         """Prepare it once its model is made and has its weights."""
         assert self.sample is not None
         worker.changes = self.changes
-        worker.lend(self.sample)
+        worker.share_inputs(self.sample)
         self._follow(worker, self.followed)
 
     def call(self, values: Values) -> Timed:
@@ -404,8 +404,8 @@ class ReferenceSession:
             values = self.draw()
             self._session.ask({"op": "compile", "mode": self.form.compiled}, self.settings.start_timeout_s)
             self._session.call_ms(values, COMPILING_S, operation(self.problem))
-            told = self._session.ask({"op": "compilations"}, self.settings.start_timeout_s)
-        self.compilation = CompiledGraphs(made=int(told["made"]), found=int(told["found"]))
+            counts = self._session.ask({"op": "compilations"}, self.settings.start_timeout_s)
+        self.compilation = CompiledGraphs(made=int(counts["made"]), found=int(counts["found"]))
 
     def expect(self, result_bytes: int) -> None:
         with self._translated():

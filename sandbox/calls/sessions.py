@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 from kernelwright.sandbox.calls.timeouts import CallTimeout, FirstCallTimeout, ImportTimeout
 from kernelwright.sandbox.clocks import ClockSample
 from kernelwright.sandbox.jail.layers import Kind
-from kernelwright.sandbox.jail.process import TELLS_REST, Child, ChildGone, ChildLate
+from kernelwright.sandbox.jail.process import REPORTS_SYSCALLS, Child, ChildGone, ChildLate
 from kernelwright.sandbox.logs import escaped, one_line
 from kernelwright.sandbox.tensors import MemoryReadError, SharedMemory, Values, is_sound, read_tensors, with_changed
 from kernelwright.sandbox.verdict.errors import MachineError
@@ -95,7 +95,7 @@ class Prepared(NamedTuple):
         return in_time and self.answer_ms <= ANSWER_MS
 
 
-class Witnessed(NamedTuple):
+class DeviceObservation(NamedTuple):
     """Observations of one call on the device, besides its time on the judge's clock."""
 
     device_ms: float | None
@@ -113,7 +113,7 @@ class Timed(NamedTuple):
     output: Values
     milliseconds: float
     cpu_ms: float
-    device: Witnessed | None = None
+    device: DeviceObservation | None = None
     """Further observations of a call on a GPU."""
 
 
@@ -146,7 +146,7 @@ class Session:
     def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings) -> None:
         self._kind, self._settings = kind, settings
         self._child = Child(kind, folder, settings)
-        self._lent: SharedMemory | None = None
+        self._shared: SharedMemory | None = None
         self.result_bytes = settings.memory_bytes
         """A result may take so much of the judge's memory; set lower where its size is known."""
         self.returns_inputs = False
@@ -160,7 +160,7 @@ class Session:
         self._is_read = False
         """Whether a result of a call was read before."""
         self._reserved = False
-        self._stood: float | None = None
+        self._cpu_ms_at_stop: float | None = None
         """The child's processor time in ms since it is stopped; None while it runs."""
 
     def __enter__(self) -> Self:
@@ -195,18 +195,20 @@ class Session:
         """One untimed question; tensors that go with it are shared for as long as the child keeps them mapped."""
         if values is None or not values.tensors:
             return self._exchange(message, timeout_s)[0]
-        lent = SharedMemory(values.tensors)
+        shared = SharedMemory(values.tensors)
         try:
-            return self._exchange(message | {"specs": lent.specs}, timeout_s, lent.fd)[0]
+            return self._exchange(message | {"specs": shared.specs}, timeout_s, shared.fd)[0]
         finally:
-            lent.close()
+            shared.close()
 
-    def lend(self, values: Values) -> None:
+    def share_inputs(self, values: Values) -> None:
         """Map memory of the sizes of these inputs into the child; calls then put values of the same sizes there."""
-        if self._lent is not None:
-            self._lent.close()
-        self._lent = SharedMemory(values.tensors)
-        self._exchange({"op": "lend", "specs": self._lent.specs}, self._settings.start_timeout_s, self._lent.fd)
+        if self._shared is not None:
+            self._shared.close()
+        self._shared = SharedMemory(values.tensors)
+        self._exchange(
+            {"op": "share inputs", "specs": self._shared.specs}, self._settings.start_timeout_s, self._shared.fd
+        )
 
     def call(self, values: Values, timeout_s: float, op: str = "call") -> Timed:
         """Call the model on `values`, with the clock around it.
@@ -216,10 +218,10 @@ class Session:
         only then, at no cost in the time.
         """
         answer, milliseconds, cpu_ms = self._call(values, timeout_s, op)
-        assert self._lent is not None
-        changed = {} if op.startswith("exact") else {index: self._lent.taken(index) for index in self.changes}
+        assert self._shared is not None
+        changed = {} if op.startswith("exact") else {index: self._shared.taken(index) for index in self.changes}
         output = self.fetch(answer) if op.startswith("exact") else self._apart(answer)
-        self.refuse_work_done_meanwhile()
+        self.refuse_activity_while_stopped()
         return Timed(with_changed(output, changed), milliseconds, cpu_ms)
 
     def _apart(self, answer: dict[str, Any]) -> Values:
@@ -228,12 +230,12 @@ class Session:
         A mapping of the shared memory that copies what is written to would else pass for a copy of all of it. The first
         result of a child is read before too, which tells whether a reference's lies there, and a candidate why not.
         """
-        assert self._lent is not None
+        assert self._shared is not None
         trusted, first, self._is_read = self._kind != "worker", not self._is_read, True
         if self.returns_inputs or (trusted and not first) or not self._watches("overwriting"):
             return self.fetch(answer)
         before = self.fetch(answer) if first else None
-        self._lent.overwrite()
+        self._shared.overwrite()
         output = self.fetch(answer)
         if before is None or before == output:
             return output
@@ -247,11 +249,11 @@ class Session:
         return self._call(values, timeout_s, op)[1]
 
     def _call(self, values: Values, timeout_s: float, op: str) -> tuple[dict[str, Any], float, float]:
-        assert self._lent is not None, "lend memory before calling"
-        self.refuse_work_done_meanwhile()
+        assert self._shared is not None, "share memory before calling"
+        self.refuse_activity_while_stopped()
         if self.restores:
             self._exchange({"op": "restore"}, self._settings.call_timeout_s)
-        self._lent.write(values.tensors)
+        self._shared.write(values.tensors)
         before = self._cpu_ms()
         answer, milliseconds = self._exchange(question(op, values, self.changes), self._next_limit(timeout_s))
         self.is_called = True
@@ -261,7 +263,7 @@ class Session:
             raise Misbehaved(excess)
         if self._kind == "worker" and self._watches("offspring") and self._child.offspring():
             raise Misbehaved("the candidate keeps processes of its own running after a call")
-        self._refuse_changes(self._lent.changed(values.tensors))
+        self._refuse_changes(self._shared.changed(values.tensors))
         return answer, milliseconds, cpu_ms
 
     def _refuse_changes(self, changed: Sequence[int]) -> None:
@@ -279,11 +281,11 @@ class Session:
 
     def _left_of(self, values: Values) -> list[int]:
         """The inputs that differ from what was shown last."""
-        assert self._lent is not None
-        return self._lent.changed(values.tensors)
+        assert self._shared is not None
+        return self._shared.changed(values.tensors)
 
     @property
-    def lent_bytes(self) -> int:
+    def shared_bytes(self) -> int:
         """Of the device's memory, what the judge shares with this child alone."""
         return 0
 
@@ -318,8 +320,8 @@ class Session:
 
     def _show(self, values: Values) -> None:
         """Put inputs where the child sees them, for a question that is not timed."""
-        assert self._lent is not None, "lend memory before calling"
-        self._lent.write(values.tensors)
+        assert self._shared is not None, "share memory before calling"
+        self._shared.write(values.tensors)
 
     def expect(self, result_bytes: int) -> None:
         """Prepare for results of about this size: memory for them is at hand, and far larger ones are refused.
@@ -332,8 +334,8 @@ class Session:
         if self._reserved:
             return
         self._reserved = True
-        lent = self._lent.size if self._lent else 0
-        reserve = min(SPARE * (result_bytes + lent) + LEAST_BYTES, MOST_RESERVED, self._settings.memory_bytes // ROOM)
+        shared = self._shared.size if self._shared else 0
+        reserve = min(SPARE * (result_bytes + shared) + LEAST_BYTES, MOST_RESERVED, self._settings.memory_bytes // ROOM)
         self._exchange({"op": "reserve", "bytes": reserve}, self._settings.call_timeout_s)
 
     def state(self, most_bytes: int) -> Values:
@@ -357,7 +359,7 @@ class Session:
             raise ChildGone("the child ended while its result was read") from None
 
     def _exchange(self, message: dict[str, Any], timeout_s: Timeout, *fds: int) -> tuple[dict[str, Any], float]:
-        self.refuse_work_done_meanwhile()
+        self.refuse_activity_while_stopped()
         start = time.perf_counter_ns()
         self._release()
         self._child.send(message, *fds)
@@ -379,29 +381,29 @@ class Session:
         return answer
 
     def _release(self) -> None:
-        self._stood = None
+        self._cpu_ms_at_stop = None
         self._child.resume()
 
     def _stop(self) -> None:
         """Stop the child, while the clock still runs: what it does from then on is no part of a call."""
         if self._watches("standing_still"):
             self._child.stop()
-            self._stood = self._cpu_ms()
+            self._cpu_ms_at_stop = self._cpu_ms()
 
-    def refuse_work_done_meanwhile(self) -> None:
+    def refuse_activity_while_stopped(self) -> None:
         """Raise `Misbehaved` where the child has run since it was stopped: then it had itself woken.
 
         A timer's SIGCONT does that, and the child can stop itself again; what it has started meanwhile may have slowed
         others, worked on the next inputs or changed the last result. Ask whenever something hangs on its stillness.
         """
-        if self._stood is None or not self._is_witnessed:
+        if self._cpu_ms_at_stop is None or not self._checks_idleness:
             return
-        used_ms = self._cpu_ms() - self._stood
-        if used_ms > (IDLE_MS if TELLS_REST else LEAVING_MS):
+        used_ms = self._cpu_ms() - self._cpu_ms_at_stop
+        if used_ms > (IDLE_MS if REPORTS_SYSCALLS else LEAVING_MS):
             raise Misbehaved(f"the candidate ran while it was stopped, for {used_ms:.3f} ms")
 
     @property
-    def _is_witnessed(self) -> bool:
+    def _checks_idleness(self) -> bool:
         return self._kind == "worker" and self._watches("idle_witness") and self._watches("standing_still")
 
     def _cpu_ms(self) -> float:
@@ -425,7 +427,7 @@ class Session:
         start = time.perf_counter_ns()
         self._child.close()
         LOG.debug("%s ended in %.1f ms", self._kind, (time.perf_counter_ns() - start) / 1e6)
-        if self._lent is not None:
-            self._lent.close()
-            self._lent = None
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
         return self._child.output()

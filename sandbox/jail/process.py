@@ -210,7 +210,7 @@ STOPPED, ENDED = b"Tt", b"ZX"
 """States of a thread in /proc."""
 ON_A_CORE = b"running\n"
 """Content of /proc/PID/task/TID/syscall for a thread that runs; for another it says once that one has left its core."""
-TELLS_REST = os.path.exists("/proc/self/syscall")  # noqa: PTH110
+REPORTS_SYSCALLS = os.path.exists("/proc/self/syscall")  # noqa: PTH110
 """Whether this kernel tells when a stopped thread has left its core; Linux on x86_64 and aarch64 does."""
 SCHEDULED_CLOCK = 2
 
@@ -246,7 +246,7 @@ def _rests(task: str) -> bool:
     if state not in STOPPED:
         return False
     try:
-        return not TELLS_REST or _read(f"{task}/syscall") != ON_A_CORE
+        return not REPORTS_SYSCALLS or _read(f"{task}/syscall") != ON_A_CORE
     except OSError:  # it has ended, or closed itself to the judge: then its result cannot be read either
         return True
 

@@ -269,7 +269,7 @@ class Timing(Trial):
                 theirs = side.show(values)
             else:
                 times[id(side)] = side.call_ms(values)
-        session.refuse_work_done_meanwhile()  # while the others had their turns; after its last call nobody else asks
+        session.refuse_activity_while_stopped()  # while others were called; nobody else asks after its last call
         if self.excludes(family, theirs, values):
             return False
         if turn < PAIRS_A_WORKER - 1:

@@ -14,7 +14,7 @@ from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.view import View
 from kernelwright.agent.scheduler import measuring
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.gpu_buffers import Lent, Shown, fetch, poison, seen
+from kernelwright.sandbox.calls.gpu_buffers import SharedDeviceMemory, Shown, fetch, poison, seen
 from kernelwright.sandbox.gpu_tools import program
 from kernelwright.sandbox.judge.doctor import gpu_findings
 from kernelwright.sandbox.judge.judging import judge
@@ -78,41 +78,41 @@ def shown(tensor):
 
 
 @pytest.fixture
-def lent(device):
-    memory = Lent([("float32", (1000, 1000)), ("float32", (7,))])
+def shared(device):
+    memory = SharedDeviceMemory([("float32", (1000, 1000)), ("float32", (7,))])
     yield memory
     memory.close()
 
 
 @pytest.mark.parametrize("place", ["cpu", "cuda"])
-def test_what_is_staged_is_not_shown_before_it_is_revealed(device, lent, place):
-    device.calibrate(lent)
-    lent.stage([RawTensor.of(torch.randn(*shape, device=place)) for shape in ((1000, 1000), (7,))])
-    assert lent.changed()
-    device.prepare(lent)
-    assert not lent.changed()
+def test_what_is_staged_is_not_shown_before_it_is_revealed(device, shared, place):
+    device.calibrate(shared)
+    shared.stage([RawTensor.of(torch.randn(*shape, device=place)) for shape in ((1000, 1000), (7,))])
+    assert shared.changed()
+    device.prepare(shared)
+    assert not shared.changed()
 
 
-def test_inputs_that_were_spoilt_are_other_ones(device, lent):
-    device.calibrate(lent)
-    lent.stage([RawTensor.of(torch.randn(*shape, device="cuda")) for shape in ((1000, 1000), (7,))])
-    device.prepare(lent)
-    lent.spoil(device.stream)
+def test_inputs_that_were_spoilt_are_other_ones(device, shared):
+    device.calibrate(shared)
+    shared.stage([RawTensor.of(torch.randn(*shape, device="cuda")) for shape in ((1000, 1000), (7,))])
+    device.prepare(shared)
+    shared.spoil(device.stream)
     device.stream.wait()
-    assert lent.changed()
+    assert shared.changed()
 
 
-def test_a_device_that_nobody_uses_is_found_idle(device, lent):
-    device.calibrate(lent)
-    assert sum(device.prepare(lent).was_idle for _ in range(20)) >= 18
+def test_a_device_that_nobody_uses_is_found_idle(device, shared):
+    device.calibrate(shared)
+    assert sum(device.prepare(shared).was_idle for _ in range(20)) >= 18
 
 
-def test_a_device_that_another_process_uses_is_found_busy(device, lent):
-    device.calibrate(lent)
+def test_a_device_that_another_process_uses_is_found_busy(device, shared):
+    device.calibrate(shared)
     with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         time.sleep(0.5)
-        idle = [device.prepare(lent).was_idle for _ in range(20)]
+        idle = [device.prepare(shared).was_idle for _ in range(20)]
         other.kill()
     assert sum(idle) <= 2
 
@@ -120,18 +120,18 @@ def test_a_device_that_another_process_uses_is_found_busy(device, lent):
 def test_a_glance_sees_what_lies_there(device):
     tensor = torch.randn(1_000_003, device="cuda")
     torch.cuda.synchronize()
-    (glance,) = device.glancer.look([shown(tensor)])
+    (sample,) = device.sampler.sample([shown(tensor)])
     values, data = fetch(shown(tensor))
-    assert glance.agrees(data)
+    assert sample.agrees(data)
     assert torch.equal(values.tensor(), tensor)
 
 
 def test_many_outputs_are_looked_at_each_for_itself(device):
     tensors = [torch.full((5000,), float(index), device="cuda") for index in range(150)]
     torch.cuda.synchronize()
-    glances = device.glancer.look([shown(tensor) for tensor in tensors])
+    glances = device.sampler.sample([shown(tensor) for tensor in tensors])
     data = [fetch(shown(tensor))[1] for tensor in tensors]
-    assert all(glance.agrees(own) for glance, own in zip(glances, data, strict=True))
+    assert all(sample.agrees(own) for sample, own in zip(glances, data, strict=True))
     assert not glances[0].agrees(data[1])
 
 

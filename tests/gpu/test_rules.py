@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from kernelwright.sandbox.calls.gpu_buffers import POISON_WORD, PROBES, Allocations, Glance, comb
+from kernelwright.sandbox.calls.gpu_buffers import POISON_WORD, PROBES, Allocations, OutputSample, comb
 from kernelwright.sandbox.calls.sessions import Prepared
 from kernelwright.sandbox.clocks import ClockSample, steady
 from kernelwright.sandbox.locks import DeviceLock, WaitLimit, device_holder, device_path
@@ -44,10 +44,10 @@ def test_every_word_of_an_output_may_be_looked_at(size):
 def test_a_glance_tells_an_output_that_was_changed_where_it_looked():
     data = torch.arange(192, 256, dtype=torch.uint8)
     whole = bytes(data.tolist())
-    glance = Glance(4, 16, tuple(int.from_bytes(whole[i : i + 4], "little") for i in (4, 20, 36, 52)))
-    assert glance.agrees(data)
+    sample = OutputSample(4, 16, tuple(int.from_bytes(whole[i : i + 4], "little") for i in (4, 20, 36, 52)))
+    assert sample.agrees(data)
     data[37] ^= 1
-    assert not glance.agrees(data)
+    assert not sample.agrees(data)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -75,8 +75,8 @@ def test_a_claim_that_makes_no_sense_is_refused_before_anything_is_mapped(name):
 
 
 def test_an_output_in_memory_that_was_not_lent_is_refused():
-    with pytest.raises(MemoryReadError, match="not lent"):
-        Allocations().find(CLAIM | {"handle": "lent"})
+    with pytest.raises(MemoryReadError, match="not shared"):
+        Allocations().find(CLAIM | {"handle": "shared"})
 
 
 def test_an_output_without_elements_needs_no_memory():

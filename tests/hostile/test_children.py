@@ -138,7 +138,7 @@ def test_a_child_that_stands_still_uses_no_processor_at_all(worker, code):
     session = worker(code)
     for _ in range(200):
         session.nothing_ms()
-        session.refuse_work_done_meanwhile()
+        session.refuse_activity_while_stopped()
     time.sleep(0.2)
     session.nothing_ms()
 
@@ -150,7 +150,7 @@ def test_a_child_that_stands_still_uses_no_processor_at_all(worker, code):
     [
         pytest.param(WAKES_ITSELF, Session.nothing_ms, id="goes on"),
         pytest.param(STOPS_ITSELF_AGAIN, Session.nothing_ms, id="stops again"),
-        pytest.param(WAKES_ITSELF, Session.refuse_work_done_meanwhile, id="after another side's turn"),
+        pytest.param(WAKES_ITSELF, Session.refuse_activity_while_stopped, id="after another side's turn"),
     ],
 )
 def test_a_child_that_has_itself_woken_is_refused(worker, code, meet_again, turn):
