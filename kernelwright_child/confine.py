@@ -1,8 +1,8 @@
-"""The confinement that a child puts on before anything untrusted runs: limits, user, landlock, system call filter.
+"""The confinement that a child applies to itself before untrusted code runs: limits, user, landlock, call filter.
 
 Standard library only. The order matters: limits and user first, while there are rights; then no new privileges; then
-landlock and the filter, which both need that. A step that fails ends the child: it never runs with less than was
-promised.
+landlock and the filter, which both need that. A failed step ends the child: it never runs with fewer layers than
+planned.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS = 1, 4, 8
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 38, 47
 SIGKILL, AMBIENT_RAISE, CAPABILITIES, CAPABILITY_VERSION = 9, 2, 64, 0x20080522
 READ_SEARCH = 2
-"""CAP_DAC_READ_SEARCH: to read what permissions would not allow."""
+"""CAP_DAC_READ_SEARCH: the right to read regardless of permissions."""
 
 
 def confine(libc: ctypes.CDLL, plan: dict[str, Any]) -> None:
     """Carry out a plan of `sandbox.jail.layers`: keys `limits`, `user`, `landlock` and `filter`, each may be None.
 
-    `drop` gives up all capabilities; `reads_all` leaves a changed user the one to read where permissions forbid it,
-    which landlock bounds.
+    `drop` gives up all capabilities; `reads_all` keeps the one to read regardless of permissions after a change of
+    user, which landlock limits.
     """
-    try:  # where memory runs out, a candidate goes first; a courtesy, not a layer: a child can take it back
+    try:  # a candidate is killed first where memory runs out; not a layer, since a child can revert it
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
     except OSError:
@@ -78,7 +78,7 @@ def _drop_privileges(libc: ctypes.CDLL, user: int | None, kept: int) -> None:
         raise OSError(ctypes.get_errno(), "the right to read could not be kept")
 
 
-# Landlock, used where namespaces are not available. See landlock(7); the ABI says what the kernel can restrict.
+# Landlock, used where namespaces are not available. See landlock(7); the ABI version determines the rights.
 
 CREATE, ADD_RULE, RESTRICT = 444, 445, 446
 """System call numbers, the same on all architectures."""
@@ -103,15 +103,15 @@ class _PathBeneath(ctypes.Structure):
 
 
 def landlock_abi(libc: ctypes.CDLL) -> int:
-    """0 where the kernel has no landlock."""
+    """Return the kernel's version of landlock; 0 for none."""
     create_version = 1
     return max(0, int(libc.syscall(CREATE, None, ctypes.c_size_t(0), create_version)))
 
 
 def restrict_files(libc: ctypes.CDLL, fence: dict[str, list[str]]) -> None:
-    """Leave only the paths under `read`, `list` (names in a folder, no contents) and `write`; no TCP, no signals out.
+    """Allow only the paths under `read`, `list` (names in a folder, no contents) and `write`; no TCP, no signals out.
 
-    Missing paths are passed over. Raises `OSError` where the kernel refuses.
+    Missing paths are skipped. Raises `OSError` where the kernel refuses.
     """
     level = landlock_abi(libc)
     if level == 0:
@@ -147,8 +147,8 @@ def _checked(result: int) -> int:
     return result
 
 
-# The system call filter lists what is refused with EPERM, not what is allowed: CUDA, OpenMP, ninja, nvcc and gcc use
-# hundreds of calls that change from version to version.
+# The system call filter lists refused calls, not allowed ones: CUDA, OpenMP, ninja, nvcc and gcc use hundreds of calls,
+# which change from version to version. A refused call returns EPERM.
 
 X86_64, AARCH64 = "x86_64", "aarch64"
 AUDIT_ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
@@ -199,15 +199,15 @@ REFUSED_ALONE: dict[str, dict[str, int]] = {
         "removexattrat": 466,
     },
 }  # fmt: skip
-"""Refused too where no namespace holds them, since landlock does not see them: segments and queues that outlive their
-maker, sockets in the file system (a session bus would start anything), permissions of the user's files, priorities."""
+"""Refused too without namespaces, since landlock does not cover them: segments and queues that outlive their maker,
+sockets in the file system (a session bus would start anything), permissions of the user's files, priorities."""
 TIMERS = {
     X86_64: {"timer_create": 222, "timerfd_create": 283},
     AARCH64: {"timerfd_create": 85, "timer_create": 107},
 }
-"""What makes timers that go on while their process is stopped, thousands of them: each that expires interrupts the core
-that set it, wakes nobody where its signal is ignored, and so slows whoever is timed there. A driver of a GPU may need
-them. What a thread itself waits for in a call ends with the stop; `setitimer` and `alarm` have one a process."""
+"""Calls that make timers which continue while their process is stopped. Each expiry interrupts the core that set it,
+and thousands slow a call that is timed there. A GPU driver may need them. A thread's own waits end with the stop, and
+`setitimer` and `alarm` have one timer per process."""
 OF_A_PROCESS = {
     X86_64: {
         "kill": 62, "rt_sigqueueinfo": 129, "sched_setparam": 142, "sched_setscheduler": 144, "tkill": 200,
@@ -220,7 +220,7 @@ OF_A_PROCESS = {
         "sched_setattr": 274, "pidfd_open": 434,
     },
 }  # fmt: skip
-"""Calls whose first argument names a process. Where no namespace hides them, judge and supervisor may not be named."""
+"""Calls whose first argument names a process. Without namespaces, judge and supervisor may not be named."""
 EXAMINED = {
     X86_64: {
         "ioctl": 16, "socket": 41, "socketpair": 53, "clone": 56, "fcntl": 72, "prctl": 157, "prlimit64": 302,
@@ -234,25 +234,25 @@ EXAMINED = {
 CLONE_NEW = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
 LOCAL_FAMILIES = (1, 16)
-"""AF_UNIX and AF_NETLINK, the only sockets to be had: the one talks within the machine, the other with the kernel."""
+"""AF_UNIX and AF_NETLINK, the only available sockets: one for this machine, the other for the kernel."""
 DATAGRAM, TYPE_BITS = 2, 0xF
-"""A datagram socket can be sent through without having been connected."""
+"""A datagram socket can send without a connection."""
 TERMINAL_INPUT = (0x5412, 0x541C)
 """ioctl TIOCSTI and TIOCLINUX, which type into the terminal of the caller."""
 OWNER_OF_SIGNALS = (8, 15)
-"""fcntl F_SETOWN and F_SETOWN_EX, which send signals to others when something can be read."""
+"""fcntl F_SETOWN and F_SETOWN_EX, which signal other processes when data arrive."""
 PRIVATE_OPTIONS = (1, 4, 0x59616D61)
 """prctl PR_SET_PDEATHSIG, PR_SET_DUMPABLE and PR_SET_PTRACER: the supervisor and the judge rely on them."""
 
 LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 ALLOW, DONE, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050000, 0x00050001, 0x00050026, 0x80000000
-"""DONE: the call does nothing and says that it did."""
+"""DONE: the call does nothing and reports success."""
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24
 Instruction = tuple[int, int, int, int]
 
 
 def filter_architecture() -> str | None:
-    """This machine's architecture; None where the filter does not know it."""
+    """Return this machine's architecture; None where the filter does not know it."""
     name = os.uname().machine
     return name if name in AUDIT_ARCH else None
 
@@ -260,9 +260,9 @@ def filter_architecture() -> str | None:
 def filter_program(architecture: str, alone: bool, guarded: tuple[int, ...] = (), *allowed: str) -> list[Instruction]:
     """Make the filter as BPF instructions `(code, jump if true, jump if false, operand)`.
 
-    `alone`: no namespaces are around it, so the filter refuses what they would stop, and calls that name a `guarded`
-    process. `allowed` may hold `timers` that go on while their process is stopped, and `cores`, changes of a thread's
-    cores. An OpenMP library ends the process where it cannot change them, so without `cores` the call does nothing.
+    `alone`: there are no namespaces, so the filter refuses what they would stop, and calls that name a `guarded`
+    process. `allowed` may hold `timers`, which continue while their process is stopped, and `cores`, changes of a
+    thread's cores. An OpenMP library aborts where it cannot change them, so without `cores` the call does nothing.
     """
     refused = {**SAME_EVERYWHERE, **REFUSED[architecture], **(REFUSED_ALONE[architecture] if alone else {})}
     refused |= {} if "timers" in allowed else TIMERS[architecture]
@@ -275,7 +275,7 @@ def filter_program(architecture: str, alone: bool, guarded: tuple[int, ...] = ()
         code += [(EQUAL, 0, 1, number), (RETURN, 0, 0, EPERM)]
     if "cores" not in allowed:
         code += [(EQUAL, 0, 1, OF_A_PROCESS[architecture]["sched_setaffinity"]), (RETURN, 0, 0, DONE)]
-    # A later clone3 could hide its flags behind a pointer; "no such call" makes the C library fall back to clone.
+    # clone3 could hide its flags behind a pointer; "no such call" makes the C library fall back to clone.
     code += [(EQUAL, 0, 1, examined["clone3"]), (RETURN, 0, 0, ENOSYS)]
     code += _when(examined["clone"], FIRST_ARGUMENT, [(ANY_BIT, 0, 1, CLONE_NEW), (RETURN, 0, 0, EPERM)])
     unix, netlink = LOCAL_FAMILIES
@@ -304,7 +304,7 @@ def _guard(architecture: str, guarded: tuple[int, ...]) -> list[Instruction]:
 
 
 def _when(number: int, argument: int, body: list[Instruction]) -> list[Instruction]:
-    """`body` on the low half of an argument, for one call; what it does not refuse is allowed."""
+    """Apply `body` to the low half of an argument of one call, and allow what it does not refuse."""
     inner = [(LOAD, 0, 0, argument), *body, (RETURN, 0, 0, ALLOW)]
     return [(EQUAL, 0, len(inner), number), *inner]
 
@@ -318,7 +318,7 @@ class _Program(ctypes.Structure):
 
 
 def install_filter(libc: ctypes.CDLL, plan: dict[str, Any]) -> None:
-    """Put the filter on this process and all that it will start; the plan's keys are parameters of `filter_program`.
+    """Install the filter for this process and its future children; the plan's keys are those of `filter_program`.
 
     Needs no_new_privs. Raises `OSError`.
     """

@@ -1,4 +1,4 @@
-"""A model in a child, its weights and inputs, and calls of it: the handlers that worker and reference share."""
+"""A model in a child with its weights, inputs and calls: the handlers that worker and reference share."""
 
 import ctypes
 import os
@@ -27,21 +27,21 @@ LARGEST_SMALL, SMALL_CHUNKS = 2048, 96
 class ModelRunner:
     def __init__(self, unbuilt: Callable[[], object] = lambda: None) -> None:
         self.unbuilt = unbuilt
-        """Called where the candidate asks for an extension that was not built before."""
+        """Called where the candidate requests an extension that was not built."""
         self.model: Any = None
         self.run: Any = None
-        """What is called: the model, or a compiled form of it."""
+        """The callable of a call: the model, or a compiled form of it."""
         self.order: list[tuple[str, torch.Size]] = []
-        """The model's own names of the weights that were handed over, in the judge's order, with the judge's shapes."""
+        """The model's own names of the judge's weights, in the judge's order and with its shapes."""
         self.constructor: Callable[[], Any] = torch.nn.Module
         """Makes a model of the loaded entry with the given arguments."""
         self.dtype: str | None = None
         self.earlier: list[torch.nn.Module | None] = []
-        """Models that others have replaced, alive so that no other one takes their place in memory."""
+        """Replaced models, kept alive so that no other takes their place in memory."""
         self.follows: list[tuple[int, str]] = []
-        """Weights that `restore` puts back: the judge's number, and a name in results, empty where none holds it."""
+        """Weights that `restore` resets: the judge's number, and a name in results, empty for none."""
         self.followed: list[tuple[str, torch.nn.Module, str, torch.Tensor, torch.Tensor]] = []
-        """The same in the model: that name, module, name in it, the tensor, and its value before a call."""
+        """The same in the model: the name in results, module, attribute, tensor, and its value before a call."""
         self.shared: list[torch.Tensor] = []
         self.results: Any = None
 
@@ -70,7 +70,7 @@ class ModelRunner:
         torch.set_num_threads(message["threads"])
         builder.reuse(message["built"], self.unbuilt)
         tensors = shared_tensors(fds[0], message["specs"]) if fds else []
-        # A second OpenMP library that the candidate brings counts the cores while it is loaded, and must see them all.
+        # A second OpenMP library of the candidate counts the cores when it is loaded, and must see them all.
         with on_cores(message["cores"]):
             namespace = run_source(message["source"], "candidate")
             entry, arguments = namespace[message["entry"]], wire.unpack(message["arguments"], tensors)
@@ -79,9 +79,9 @@ class ModelRunner:
         return {}
 
     def construct(self, seed: int | None, vary: bool = False) -> dict[str, torch.Tensor]:
-        """Construct another model under this seed, on the device of the one before; return its state as constructed.
+        """Construct another model under this seed, on the same device; return its state as constructed.
 
-        `vary`: the constants of torch's layers are drawn.
+        `vary`: draw the constants of torch's layers.
         """
         is_on_device = self.model is not None and any(value.is_cuda for value in self.model.state_dict().values())
         if seed is not None:
@@ -94,13 +94,13 @@ class ModelRunner:
         return state
 
     def construct_seeded(self, message: Message, fds: list[int]) -> Message:
-        """Construct another model under the given seed, which answers from now on."""
+        """Construct another model under the given seed, used from now on."""
         self.earlier.append(self.model)
         self.construct(message["seed"], message["vary"])
         return {}
 
     def replace_constants(self, message: Message, fds: list[int]) -> Message:
-        """Give every weight whose elements all have one of the given values the other values that come for its size."""
+        """Replace every weight that consists of one of the given constants by the values for its size."""
         given = list(zip(message["constants"], shared_tensors(fds[0], message["specs"]), strict=True))
         only = message["only"]
         for name, weight in self.model.state_dict().items():
@@ -143,16 +143,16 @@ class ModelRunner:
             return {"observed": observe(lambda: run(*values), restore)}
 
     def reserve(self, message: Message, fds: list[int]) -> Message:
-        """Have this many bytes of free memory that was used before: fresh pages cost a fault for every 4 KiB.
+        """Take and free this many bytes, since fresh pages cost a fault for every 4 KiB.
 
-        They hold NaN for floating types, so that what a kernel does not write is not zero by chance.
+        They hold NaN for floating types, so that an unwritten result is not zero by chance.
         """
         stock_small_chunks()
         torch.empty(message["bytes"], dtype=torch.uint8).fill_(0xFF)
         return {}
 
     def call(self, message: Message, fds: list[int]) -> Message:
-        """Call the model on the shared inputs and say where its outputs lie; they stay alive until the next call."""
+        """Call the model on the shared inputs and describe its outputs, which stay alive until the next call."""
         arguments = wire.unpack(message["arguments"], self.shared)
         self.results = None
         seed_draws(message)
@@ -161,7 +161,7 @@ class ModelRunner:
         return place(self.results)
 
     def follow(self, message: Message, fds: list[int]) -> Message:
-        """Have results hold what calls make of these weights, and `restore` put their present values back."""
+        """Include these weights in results after each call, and let `restore` reset them to their present values."""
         self.follows, self.followed = message["weights"], []
         for number, label in self.follows:
             path, _, name = self.order[number][0].rpartition(".")
@@ -172,7 +172,7 @@ class ModelRunner:
         return {}
 
     def restore(self, message: Message, fds: list[int]) -> Message:
-        """Have the followed weights be what they were, in the same tensors."""
+        """Reset the followed weights, in the same tensors."""
         for _, module, name, tensor, value in self.followed:
             tensor.detach().copy_(value)
             setattr(module, name, tensor)
@@ -183,7 +183,7 @@ class ModelRunner:
         return {wire.RESULT: result} | state if state else result
 
     def state(self, message: Message, fds: list[int]) -> Message:
-        """Return the buffers as calls have left them, all weights where some are followed, in the judge's order."""
+        """Return the buffers after the calls, or all weights where some are followed, in the judge's order."""
         own = self.model.state_dict() if self.follows else dict(self.model.named_buffers(remove_duplicate=False))
         self.results = [own[name] for name, _ in self.order if name in own]
         return place(self.results)
@@ -191,8 +191,7 @@ class ModelRunner:
     def backward(self, message: Message, fds: list[int]) -> Message:
         """Run forward and backward on the shared inputs, from the shared gradients of the outputs.
 
-        Returns the outputs, the gradients of the inputs, and those of the weights in the judge's order; None where
-        nothing flows.
+        Returns outputs, and gradients of inputs and of weights, these in the judge's order; None for no gradient.
         """
         values = wire.unpack(message["arguments"], self.shared)
         self.results = None
@@ -203,7 +202,7 @@ class ModelRunner:
 
 @contextmanager
 def constants_drawn() -> Iterator[None]:
-    """Have torch's layers draw what they otherwise set to constants, so that these depend on the seed too."""
+    """Make torch's layers draw their constants, so that these depend on the seed too."""
     norm = torch.nn.modules.batchnorm._NormBase
     names, reset = ("ones_", "zeros_", "constant_"), norm.reset_running_stats
     plain = {name: getattr(torch.nn.init, name) for name in names}
@@ -235,17 +234,14 @@ def constants_drawn() -> Iterator[None]:
 
 
 def seed_draws(message: Message) -> None:
-    """Seed what the call itself draws, where the judge says how: for references that draw in `forward`."""
+    """Seed the draws of the call itself, where the judge sends a seed: for references that draw in `forward`."""
     if "seed" in message:
         torch.manual_seed(message["seed"])
 
 
 @contextmanager
 def on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """Have this thread on these cores meanwhile, in place of the one that torch's OpenMP has bound it to.
-
-    Where none are given it stays there.
-    """
+    """Move this thread from the core of torch's OpenMP to these cores for the block; without cores it stays."""
     bound = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores or bound)
     try:
@@ -257,18 +253,14 @@ def on_cores(cores: Sequence[int]) -> Iterator[None]:
 def stock_small_chunks() -> None:
     """Leave the C library free chunks of every small size.
 
-    Where it has none, a request for some bytes is cut off the large chunk that the last result has just left; the next
-    result no longer fits there, and takes fresh pages.
+    Otherwise a small request takes part of the large chunk of the last result, and the next result takes fresh pages.
     """
     libc = ctypes.CDLL(None)
-    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
-        ctypes.c_void_p,
-        [ctypes.c_size_t],
-        [ctypes.c_void_p],
-    )
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
     for size in range(16, LARGEST_SMALL + 1, 16):
         chunks = [libc.malloc(size) for _ in range(SMALL_CHUNKS)]
-        for chunk in chunks[::2]:  # their neighbours stay, so that they do not grow together
+        for chunk in chunks[::2]:  # the neighbours stay, so that free chunks are not joined
             libc.free(chunk)
 
 
@@ -279,7 +271,7 @@ def place(value: Any) -> Message:
 
 
 def _by_order(own: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> list[str]:
-    """Return the model's own names in the judge's order; shapes must agree, or only differ by axes of size one."""
+    """Return the model's own names in the judge's order; shapes may differ only by axes of size one."""
     mine = [f"{name}{list(value.shape)}" for name, value in own.items()]
     theirs = [f"{name}{list(value.shape)}" for name, value in given.items()]
     pairs = zip(own.values(), given.values(), strict=False)

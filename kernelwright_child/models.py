@@ -1,8 +1,8 @@
 """A model, its inputs and its calls: precision, memory shared with the judge, forward and backward, and float64.
 
-A model is cast once it is made, as `Module.to` does. For float64 the model is not copied: whatever holds the modules
-themselves would miss a copy, such as a lambda that a constructor made. Its parameters and buffers are float64 for as
-long as the context lasts, and the same as before after it.
+A model is cast after its construction, as `Module.to` does. For float64 it is not copied, since a lambda of its
+constructor may hold the original modules. Its parameters and buffers are float64 within the context, and restored
+after it.
 """
 
 import math
@@ -22,11 +22,11 @@ from kernelwright_child import wire
 NARROW = (torch.float32, torch.float16, torch.bfloat16)
 CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 REINTERPRETING = (torch.Tensor.view, torch.finfo)
-"""What a dtype means for these is not a precision to compute in."""
+"""Functions whose dtype is not a precision to compute in."""
 
 
 def run_source(path: str, name: str) -> dict[str, Any]:
-    """Execute a file as a module of its own, so that classes, pickling and inspection find their source."""
+    """Execute a file as a module, so that classes, pickling and inspection find their source."""
     module = type(sys)(name)
     module.__file__ = path
     sys.modules[name] = module
@@ -36,18 +36,18 @@ def run_source(path: str, name: str) -> dict[str, Any]:
 
 
 def construct(entry: Callable[..., Any], arguments: Any) -> Any:
-    """Call a constructor with what `get_init_inputs` gave: a list by position, a dictionary by name."""
+    """Call a constructor with the result of `get_init_inputs`: a list by position, a dictionary by name."""
     return entry(**arguments) if isinstance(arguments, dict) else entry(*arguments)
 
 
 def cast_model(model: Any, dtype: str | None) -> None:
-    """Cast parameters and buffers; nothing for None. What a model keeps elsewhere stays as it is."""
+    """Cast parameters and buffers, unless `dtype` is None; other attributes stay."""
     if dtype is not None:
         model.to(getattr(torch, dtype))
 
 
 def cast_inputs(inputs: list[Any], dtype: str | None) -> list[Any]:
-    """Return the inputs with floating tensors cast; integers, booleans and complex numbers stay as they are."""
+    """Return the inputs with floating tensors cast; integers, booleans and complex numbers stay."""
     if dtype is None:
         return inputs
     wanted = getattr(torch, dtype)
@@ -61,7 +61,7 @@ def cast_inputs(inputs: list[Any], dtype: str | None) -> list[Any]:
 def shared_tensors(fd: int, specs: Sequence[dict[str, Any]]) -> list[torch.Tensor]:
     """Return one tensor for each spec (`dtype`, `shape`, `offset` in bytes), sharing the pages of the descriptor.
 
-    The descriptor is closed: the mapping holds one of its own, and closes it when none of the tensors lives any more.
+    Closes the descriptor; the mapping has its own, and ends with the last tensor.
     """
     try:
         memory = mmap.mmap(fd, 0)
@@ -79,7 +79,7 @@ def _tensor(memory: mmap.mmap, spec: dict[str, Any]) -> torch.Tensor:
 
 
 def constant_of(weight: torch.Tensor) -> float | None:
-    """Return the value that all elements of a floating tensor have; None where they differ."""
+    """Return the common value of all elements of a floating tensor; None where they differ."""
     if not weight.is_floating_point() or not weight.numel() or not bool((weight == weight.view(-1)[0]).all()):
         return None
     return float(weight.view(-1)[0])
@@ -89,7 +89,7 @@ Weights = list[tuple[torch.nn.Parameter | None, torch.Size]]
 
 
 def weights_of(model: torch.nn.Module, order: list[tuple[str, torch.Size]]) -> Weights:
-    """Return the parameters of these names with the shapes of their gradients; None for what is not a parameter."""
+    """Return the parameters of these names with the shapes of their gradients; None for other names."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     return [(parameters.get(name), shape) for name, shape in order]
 
@@ -125,12 +125,12 @@ def _detached(value: Any) -> Any:
 
 
 def fix_precision(policy: str) -> dict[str, Any]:
-    """Set torch's switches for `strict`, `tf32`, `half`, or `shipped`, torch's own defaults; return what they then are.
+    """Set torch's switches for `strict`, `tf32`, `half`, or `shipped` (torch's defaults), and return them.
 
-    Candidate and baseline get the same: it decides what torch's own products may do to float32. Only the older switches
-    are used: torch refuses to read them once the newer ones were written, and candidates and torch.compile read them.
-    cudnn.benchmark stays off, so that a call's algorithm does not depend on which candidates ran before. A candidate
-    that changes a switch answers for it with its tolerance.
+    They control the precision of torch's own float32 products, and are the same for candidate and baseline. Only the
+    older switches are used: torch refuses to read them once the newer ones were written, and candidates and
+    torch.compile read them. cudnn.benchmark stays off, so that no call's algorithm depends on earlier candidates. A
+    candidate may change a switch, and its tolerance decides.
     """
     lower, shipped = policy in ("tf32", "half"), policy == "shipped"
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -156,9 +156,9 @@ def precision_switches() -> dict[str, Any]:
 
 
 class Widening(TorchFunctionMode):
-    """A mode that makes float64 of casts to narrower floating types, new tensors of them, and tensors that are given.
+    """A mode that replaces narrower floating types by float64 in casts, in new tensors and in argument tensors.
 
-    The last are those that lie outside the model: a mask in a global, a table in a list.
+    Such arguments lie outside the model: a mask in a global, a table in a list.
     """
 
     def __torch_function__(
@@ -183,13 +183,10 @@ class Widening(TorchFunctionMode):
 
 
 def _writes(func: Any) -> bool:
-    """Whether this changes its first argument in place: a copy of it must not take the change."""
+    """Check for a function that changes its first argument in place, which must not be a copy."""
     name = getattr(func, "__name__", "")
-    return (
-        name == "__setitem__"
-        or (name.startswith("__i") and name in vars(torch.Tensor))
-        or (name.endswith("_") and not name.endswith("__"))
-    )
+    is_operator = name == "__setitem__" or (name.startswith("__i") and name in vars(torch.Tensor))
+    return is_operator or (name.endswith("_") and not name.endswith("__"))
 
 
 def widened_value(leaf: Any) -> Any:
@@ -198,11 +195,10 @@ def widened_value(leaf: Any) -> Any:
 
 @contextmanager
 def widened(model: torch.nn.Module | None = None) -> Iterator[Callable[[Any], Any]]:
-    """Have all floating arithmetic in float64, if the inputs are; so are the model's parameters and buffers.
+    """Compute in float64 for float64 inputs, with the model's parameters and buffers in float64.
 
-    After it the model is as before, also where a call counts, caches or replaces something: float64 values there would
-    change the next call in its own dtype. Yields a function to call on the results, some of which may be the model's
-    own tensors.
+    Afterwards the model is as before, also where a call counts, caches or replaces something. Yields a function for
+    the results, which copies those that are the model's own tensors.
     """
     before = torch.get_default_dtype()
     held = Held([] if model is None else list(model.modules()))
@@ -210,7 +206,7 @@ def widened(model: torch.nn.Module | None = None) -> Iterator[Callable[[Any], An
     try:
         held.widen()
         with Widening():
-            yield held.apart
+            yield held.copied
     finally:
         torch.set_default_dtype(before)
         held.put_back()
@@ -219,13 +215,13 @@ def widened(model: torch.nn.Module | None = None) -> Iterator[Callable[[Any], An
 class Held:
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
         self._attributes = [
-            # A copy of the dictionaries that a module keeps its parameters, buffers and modules in.
+            # With copies of the dictionaries of parameters, buffers and modules.
             (vars(module), {k: v.copy() if isinstance(v, dict) else v for k, v in vars(module).items()})
             for module in modules
         ]
         found = (tensor for attributes, _ in self._attributes for tensor in _tensors(attributes))
         self._tensors = [(tensor, tensor.data) for tensor in dict.fromkeys(found)]
-        # Integers and what is float64 already are computed with where they are.
+        # Integers and float64 tensors are used in place.
         self._values = [(data, data.clone()) for _, data in self._tensors if data.dtype not in NARROW]
 
     def widen(self) -> None:
@@ -234,8 +230,8 @@ class Held:
             if data.dtype in NARROW:
                 tensor.data = data.double()
 
-    def apart(self, results: Any) -> Any:
-        """Return the results, with memory of their own in place of what will be put back."""
+    def copied(self, results: Any) -> Any:
+        """Return the results with copies of the tensors that will be restored."""
         held = {_place(tensor) for tensor, _ in self._tensors}
 
         def own(leaf: Any) -> Any:
@@ -256,7 +252,7 @@ class Held:
 
 
 def _place(tensor: torch.Tensor) -> int:
-    """Return where its memory begins; for one without such, as a sparse tensor, a number of its own."""
+    """Return the address of its storage; a unique number for a tensor without one, such as a sparse tensor."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else -id(tensor)
 
 

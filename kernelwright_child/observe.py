@@ -1,7 +1,7 @@
 """A profile of one call of a candidate: operators and kernels with their time, native functions, source lines.
 
-It is taken in a process that is not timed any more, so nothing here changes a timing. The candidate shares this process
-and can lie in it: the profile is evidence, never proof.
+The process is no longer timed, so nothing here changes a timing. The candidate shares it and can falsify the profile,
+which is evidence, never proof.
 """
 
 import os
@@ -16,23 +16,23 @@ import torch
 from torch._C._autograd import DeviceType
 
 MOST_NAMES, MOST_LINES, LONGEST_NAME = 48, 2000, 96
-"""An answer is one small packet, whatever a candidate does."""
+"""Limits of an answer, which is one small packet."""
 OWN_FILE = "candidate.py"
 
 
 class ExecutionTrace:
-    """Lines of the candidate's file that were executed, and native functions that its own code called."""
+    """Executed lines of the candidate's file, and native functions that its own code called."""
 
     def __init__(self) -> None:
         self.lines: dict[int, float] = {}
-        """Microseconds by line, with all that it calls outside of this file."""
+        """Microseconds by line, calls outside this file included."""
         self._line, self._since = 0, 0
         self.natives: set[str] = set()
         self.dynamic = False
-        """Whether code that stands in no file was run by the candidate's own."""
+        """Whether the candidate's code ran code without a file."""
 
     def on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """For `sys.settrace`: look into the candidate's own frames only."""
+        """Trace the candidate's own frames only; for `sys.settrace`."""
         if _is_own(frame):
             return self.on_line
         if frame.f_code.co_filename == "<string>" and frame.f_back is not None and _is_own(frame.f_back):
@@ -58,11 +58,11 @@ class ExecutionTrace:
 
 
 def observe(call: Callable[[], object], restore: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Call three times, `restore` in between: as it is, traced, profiled. What was seen, as plain JSON of bounded size.
+    """Call three times, plain, traced and profiled, with `restore` in between; return plain JSON of bounded size.
 
     Keys: `operators` and `kernels`, each a list of `[name, calls, microseconds of its own]`, longest first; `wall_us`
-    of the profiled call; `lines` with their `line_us`, `natives` and `dynamic` of `ExecutionTrace`; `error`, why
-    something could not be observed.
+    of the profiled call; `lines` with their `line_us`, `natives` and `dynamic` of `ExecutionTrace`; `error`, the reason
+    for a missing observation.
     """
     found: dict[str, Any] = {"operators": [], "kernels": [], "wall_us": 0.0, "error": ""}
     trace = ExecutionTrace()
@@ -96,7 +96,7 @@ def _traced(call: Callable[[], object], trace: ExecutionTrace) -> None:
 
 def _profiled(call: Callable[[], object]) -> dict[str, Any]:
     gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    # Not `torch.profiler.profile`, which imports eight hundred modules of torch's compiler before it starts this one.
+    # Not `torch.profiler.profile`, which first imports eight hundred modules of torch's compiler.
     with torch.autograd.profiler.profile(use_kineto=True, use_device="cuda" if gpu else None) as profile:
         start = time.perf_counter_ns()
         call()
@@ -123,7 +123,7 @@ def _is_own(frame: FrameType) -> bool:
 
 
 def kernels_of(run: Callable[[], Any], calls: int = 3) -> list[tuple[str, int, float]]:
-    """Name, launches and milliseconds of each kernel (and copy) on the device, for one call on average."""
+    """Return name, launches and milliseconds of each kernel (and copy) on the device, averaged per call."""
     run()
     torch.cuda.synchronize()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]

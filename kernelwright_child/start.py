@@ -1,6 +1,6 @@
-"""The first code of the supervisor's process: enters the control groups, and meanwhile imports the supervisor.
+"""The first code of the supervisor's process. It enters the control groups while it imports the supervisor.
 
-To enter one can take ten milliseconds of waiting in the kernel, as much as all of Python's start.
+Entering one can take ten milliseconds in the kernel, as long as Python's start.
 """
 
 import _thread
@@ -8,9 +8,9 @@ import os
 
 
 def main(arguments: list[str]) -> None:
-    """Start with `GROUPS LIFELINE STATUS PLAN COMMAND...`; the rest is described in `kernelwright_child.supervisor`.
+    """Run `GROUPS LIFELINE STATUS PLAN COMMAND...`; `kernelwright_child.supervisor` describes all but GROUPS.
 
-    GROUPS are descriptors of `cgroup.procs` files, numbers divided by commas, which a thread writes to.
+    GROUPS are descriptors of `cgroup.procs` files, separated by commas. A thread writes to them.
     """
     fds = [int(number) for number in arguments[0].split(",") if number]
     errors: list[OSError] = []

@@ -1,20 +1,20 @@
-"""The supervisor of one child: starts it confined, and leaves nothing of it behind.
+"""The supervisor of one child: it starts the child confined, and ends all of its processes.
 
-`main([LIFELINE, STATUS, PLAN, COMMAND...])` in a process of its own. LIFELINE is a descriptor whose end of file means
-"end it"; it closes too when the judge dies. STATUS receives one line at the end: `exit N`, `signal N`, or `limit WHAT`.
-Orphans of the child come to this process (sub-reaper), so a daemon that forks twice is found and killed. PLAN is a
-dictionary, marshalled and in hexadecimal digits: see `confine.confine` and `Watch`. COMMAND is one of
+`main([LIFELINE, STATUS, PLAN, COMMAND...])` runs in a separate process. LIFELINE is a descriptor whose end of file
+means "end the child"; it closes too when the judge dies. STATUS receives one line at the end: `exit N`, `signal N`, or
+`limit WHAT`. This process is the sub-reaper of the child's orphans, so a daemon that forks twice is found and killed.
+PLAN is a dictionary, marshalled and in hexadecimal digits; see `confine.confine` and `Watch`. COMMAND is one of
 
-- `-m MODULE ...`: the module's `main()` is called in this interpreter, since another's start would double the cost;
-- `-S -c CODE ...`: the same without site-packages;
+- `-m MODULE ...`: call the module's `main()` in this interpreter, since another start would double the cost;
+- `-S -c CODE ...`: run the code without site-packages;
 - `-f MEETING`: the child is a fork of the zygote, which enters this process's namespaces through the descriptor
   MEETING (see `kernelwright_child.zygote`).
 
-In a process namespace of its own it is process 1: nothing inside can send it a signal that it does not want, and when
-it ends, however it ends, the kernel ends all others. Elsewhere it ends them itself.
+In its own process namespace it is process 1: nothing inside can send it an unwanted signal, and the kernel ends all
+others when it ends. Elsewhere it ends them itself.
 
-Every child waits for this one's start, so it imports next to nothing: `signal`, `json` or `typing` would each cost as
-much as all of bubblewrap.
+Every child waits for this process's start, so it imports next to nothing: `signal`, `json` or `typing` would each cost
+as much as bubblewrap.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGSTOP = 1, 2, 9, 15, 19
 DEFAULT, IGNORE = 0, 1
 WATCH_S = 0.5
-"""How often the folder is looked at, and orphans that have ended are collected."""
+"""Interval of the checks of the folder, and of the collection of ended orphans."""
 MEMORY_WATCH_S = 0.1
-"""The same for memory, where no control group bounds it: it fills at gigabytes a second."""
+"""Interval of the checks of memory without a control group: it fills at gigabytes a second."""
 REAPED_AT_ONCE = 4096
-"""Then the lifeline is looked at again: orphans may come as fast as they are collected."""
+"""After this many the lifeline is checked again: orphans may appear as fast as they are collected."""
 INIT = 1
 CREDENTIALS_BYTES = 12
 """The kernel's `struct ucred`: process, user, group."""
@@ -49,9 +49,9 @@ FAILED = 127
 
 
 def main(arguments: list[str], wait_for_groups: Callable[[], None]) -> None:
-    """Run the command until it ends, breaks a limit or the lifeline closes; kill whatever it left; never return.
+    """Run the command until it ends, exceeds a limit or the lifeline closes; kill its processes; never return.
 
-    `wait_for_groups` returns when this process is in its control groups, and raises `OSError` where it cannot be.
+    `wait_for_groups` returns when this process is in its control groups, and raises `OSError` where it cannot enter.
     """
     lifeline, status, plan = int(arguments[0]), int(arguments[1]), marshal.loads(bytes.fromhex(arguments[2]))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -68,13 +68,13 @@ def main(arguments: list[str], wait_for_groups: Callable[[], None]) -> None:
         if pid == 0:
             _become(libc, command, plan, (lifeline, status))
         child = ForkedChild(pid)
-    # Where the child is of the same user it could otherwise read and write this process.
+    # A child of the same user could otherwise read and write this process.
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     supervise(child, lifeline, status, plan)
 
 
 def supervise(child: ForkedChild | Guest | None, lifeline: int, status: int, plan: dict[str, Any]) -> NoReturn:
-    """Wait for the child's end (None: it never came), a broken limit or the lifeline's end; end all, and say why."""
+    """Wait for the child (None: it never came), an exceeded limit or the lifeline; end all, and report the reason."""
     ending = ""
     try:
         ending = _wait(child, lifeline, Watch(plan)) if child else f"exit {FAILED}"
@@ -93,12 +93,12 @@ class ForkedChild:
         return offspring(os.getpid())
 
     def ending(self) -> str:
-        """Collect what has ended; return how the child did, empty while it lives."""
+        """Collect ended processes; return the child's ending, empty while it lives."""
         return _reap(self._pid)
 
 
 class Guest:
-    """A fork of the zygote in the namespaces of this process. Its parent, outside, reports its end through `fd`."""
+    """A fork of the zygote inside this process's namespaces. Its parent outside reports its end through `fd`."""
 
     def __init__(self, pid: int, fd: int) -> None:
         self.fd = fd
@@ -118,7 +118,7 @@ class Guest:
 
 def _invite(meeting: int, lifeline: int) -> Guest | None:
     """Let a fork of the zygote into the namespaces of this process; None where it does not come."""
-    import _socket  # the module around it costs as much as all else that is imported here
+    import _socket  # the module `socket` costs as much as all other imports together
 
     point = _socket.socket(fileno=meeting)
     point.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
@@ -132,7 +132,7 @@ def _invite(meeting: int, lifeline: int) -> Guest | None:
         return None
     try:
         data, ancillary, _, _ = point.recvmsg(1, _socket.CMSG_SPACE(CREDENTIALS_BYTES))
-    except ConnectionError:  # it has gone without a look at what was sent
+    except ConnectionError:  # it ended before it read the message
         return None
     if not data:
         return None
@@ -140,13 +140,13 @@ def _invite(meeting: int, lifeline: int) -> Guest | None:
 
 
 def handle_signals(libc: ctypes.CDLL, how: int) -> None:
-    """Ignore, or no longer ignore, signals that ask a program to end: the supervisor ends when its judge says so."""
+    """Set the handling of signals that request an end, which the supervisor ignores: its judge ends it."""
     for number in (SIGHUP, SIGINT, SIGTERM):
         libc.signal(number, ctypes.c_void_p(how))
 
 
 def _become(libc: ctypes.CDLL, command: list[str], plan: dict[str, Any], private: tuple[int, ...]) -> None:
-    """Make a session, put on all that confines the child, and run the command."""
+    """Start a session, confine this process, and run the command."""
     try:
         for fd in private:
             os.close(fd)
@@ -165,7 +165,7 @@ def _become(libc: ctypes.CDLL, command: list[str], plan: dict[str, Any], private
 
 
 def _run(command: list[str]) -> None:
-    del sys.path[0]  # `sandbox` is imported already, and what lies beside it is not for the child
+    del sys.path[0]  # this package is imported, and its neighbours are not for the child
     if command[0] == "-S":
         sys.argv = ["-c", *command[3:]]
         exec(command[2], {"__name__": "__main__"})
@@ -179,7 +179,7 @@ def _run(command: list[str]) -> None:
 
 
 def _wait(child: ForkedChild | Guest, lifeline: int, watch: Watch) -> str:
-    """Wait for the child's end, a broken limit or the lifeline's end; orphans that end meanwhile are collected."""
+    """Wait for the child's end, an exceeded limit or the lifeline's end, and collect orphans."""
     interval = WATCH_S if watch.memory is None else MEMORY_WATCH_S
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)
@@ -201,7 +201,7 @@ def _wait(child: ForkedChild | Guest, lifeline: int, watch: Watch) -> str:
 
 
 def _reap(child: int) -> str:
-    """Collect ended processes; how the child ended, if it is among them."""
+    """Collect ended processes; return the child's ending, if it is among them."""
     for _ in range(REAPED_AT_ONCE):
         try:
             pid, code = os.waitpid(-1, os.WNOHANG)
@@ -220,10 +220,10 @@ def how(code: int) -> str:
 
 
 def end_all() -> None:
-    """Kill every process below this one and collect it; process 1 leaves that to the kernel, which cannot miss one."""
+    """Kill and collect every process below this one; process 1 leaves that to the kernel, which misses none."""
     while os.getpid() != INIT:
         found: set[int] = set()
-        # Stop all before killing one: each that is killed makes room for another's fork.
+        # Stop all before killing one: each that is killed allows another one to fork.
         while new := set(descendants(os.getpid())) - found:
             _signal(new, SIGSTOP)
             found |= new
@@ -245,7 +245,7 @@ def _signal(pids: set[int], number: int) -> None:
 
 
 def offspring(root: int) -> list[int]:
-    """Return the processes below `root`, quickly: one that is just being started or handed on may be missing."""
+    """Return the processes below `root`, quickly: one that is starting or changing its parent may be missing."""
     found = [root]
     for pid in found:
         try:
@@ -261,7 +261,7 @@ def offspring(root: int) -> list[int]:
 
 
 def descendants(*roots: int) -> list[int]:
-    """Return all processes below `roots`, parents before children, as one look at /proc shows them."""
+    """Return all processes below `roots` from one scan of /proc, parents before children."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -277,18 +277,18 @@ def descendants(*roots: int) -> list[int]:
     return found
 
 
-# Watched from outside, since no resource limit bounds it: the memory of a whole tree, and what it puts on the disk. A
-# process that the supervisor may not look into counts for what can be seen of it.
+# Limits that no resource limit of the kernel covers: the memory of a process tree, and its files on disk. A process
+# that the supervisor may not inspect counts with its visible part.
 
 ENTRY_BYTES = 4096
-"""Counted for each file and folder beside its blocks: a million empty files fill a disk too."""
+"""Counted for each file and folder besides its blocks: a million empty files fill a disk too."""
 LONGEST_PATH = 2048
-"""No build makes longer ones, and beyond 4096 the kernel could not be asked about them."""
+"""No build makes longer paths, and the kernel refuses paths beyond 4096."""
 RESERVE_BYTES = 2**30
 
 
 class Watch:
-    """A comparison of what a tree uses with the plan's `memory` (None: not watched), `folder` and `folder_bytes`."""
+    """A comparison of a tree's use with the plan's `memory` (None: not limited), `folder` and `folder_bytes`."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.memory: int | None = plan["memory"]
@@ -299,31 +299,30 @@ class Watch:
             self._reserve = min(RESERVE_BYTES, _free(self.folder) // 2)
 
     def quick(self, pids: Iterable[int]) -> str:
-        """Return `memory` where these processes hold too much of it in what they have mapped. Tens of microseconds."""
+        """Return `memory` where these processes have mapped too much, else nothing. Tens of microseconds."""
         return "memory" if self.memory is not None and sum(map(resident, pids)) > self.memory else ""
 
     def thorough(self, pids: Iterable[int]) -> str:
-        """Return which limit these processes break: `memory`, `folder`, `disk`, or none. About a millisecond."""
+        """Return the exceeded limit, `memory`, `folder` or `disk`, or nothing. About a millisecond."""
         if self.folder is None:
             return ""
         nameless: dict[tuple[int, int], int] = {}
         for pid in pids:
             nameless.update(_nameless(pid))
         on_disk = sum(held for (device, _), held in nameless.items() if device == self._device)
-        # The others are memory: of memfd_create(2), or unlinked from a tmpfs. Mapped ones were counted already.
+        # The others are memory of memfd_create(2), or unlinked from a tmpfs. Mapped ones were counted already.
         if self.memory is not None and sum(nameless.values()) - on_disk > self.memory:
             return "memory"
         if on_disk + size_on_disk(self.folder, self.folder_bytes) > self.folder_bytes:
             return "folder"
-        # The last resort, for what can be hidden from the counting.
+        # The last resort, for files that can be hidden from the count.
         return "disk" if _free(self.folder) < self._reserve else ""
 
 
 def resident(pid: int) -> int:
-    """Return the bytes of anonymous and shared memory of a process; mapped files do not count, the kernel can drop
-    them.
+    """Return the anonymous and shared memory of a process in bytes, without mapped files, which the kernel can drop.
 
-    Pages that processes share count for each, so a sum over several is an upper bound.
+    Shared pages count for each process, so a sum over several is an upper bound.
     """
     total = 0
     try:
@@ -337,7 +336,7 @@ def resident(pid: int) -> int:
 
 
 def _nameless(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield open regular files that were unlinked: device and number, and bytes."""
+    """Yield device, number and bytes of open files that were unlinked."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:
@@ -354,7 +353,7 @@ def _nameless(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
 def size_on_disk(folder: str, enough: int) -> int:
     """Count the bytes on disk below a folder until there are more than `enough`.
 
-    A folder that its own user cannot read, or that lies too deep, counts as too much: nothing else could be said.
+    A folder that its own user cannot read, or that lies too deep, counts as too much.
     """
     total, folders = 0, [folder]
     while folders and total <= enough:

@@ -1,8 +1,8 @@
-"""The messages between judge and child, and how a child answers one after another until the judge hangs up.
+"""The messages between judge and child, and the loop in which a child answers them until the judge closes the channel.
 
-A message is one JSON object a packet, with values as small trees and tensors by reference. A tree is one of `{"t": i}`
-(tensor number i), `{"v": scalar}`, `{"l": [...]}` (list), `{"p": [...]}` (tuple), `{"d": [[key, tree], ...]}` (dict)
-and `{"dtype": name}`. Nothing is ever unpickled.
+A message is one JSON object per packet, with values as small trees and tensors by reference. A tree is one of
+`{"t": i}` (tensor number i), `{"v": scalar}`, `{"l": [...]}` (list), `{"p": [...]}` (tuple), `{"d": [[key, tree],
+...]}` (dict) and `{"dtype": name}`. Nothing is ever unpickled.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 
 PACKET_BYTES = 160 * 1024
-"""The largest message; a longer one is refused by whoever would send it."""
+"""The largest message; the sender refuses a longer one."""
 
 RESULT, CHANGED_INPUT = "the result", "input {} after the call"
 """Keys of the tree that a reference's result has where calls change inputs in place."""
@@ -27,22 +27,22 @@ Message = dict[str, Any]
 Handler = Callable[[Message, list[int]], Message]
 LOG_CHARACTERS = 24_000
 TENSOR_DUMP = re.compile(r"tensor\(\[[^()]*\)")
-"""Values in a message: pages of them, before the argument that is at fault."""
+"""Values in an error's text, which can fill pages before the argument at fault."""
 VECTOR_FUNCTIONS = (
     "acos", "asin", "atan", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "expm1", "lgamma", "log", "log10", "log1p",
     "log2", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
 )  # fmt: skip
 
 _resolved: list[torch.Tensor] = []
-"""What an answer describes in place of a value that was returned, alive until the next question has come."""
+"""Resolved tensors that an answer describes in place of returned ones, alive until the next question."""
 
 
 class WireError(ValueError):
-    """A value or message that the wire does not carry."""
+    """A value or message that cannot be sent."""
 
 
 class NoRoom(WireError):
-    """An output of `size` bytes lies where the judge cannot look, and no memory is shared to copy it to."""
+    """The judge cannot read an output of `size` bytes, and no memory is shared to copy it to."""
 
     def __init__(self, size: int) -> None:
         super().__init__(f"an output of {size} bytes is larger than the memory that is shared for it")
@@ -84,7 +84,7 @@ def pack(value: Any, tensors: list[torch.Tensor]) -> Tree:
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     raise WireError(
-        f"a value of type {type(value).__name__} can not be handed over; use tensors, numbers, strings, None"
+        f"a value of type {type(value).__name__} cannot be handed over; use tensors, numbers, strings, None"
     )
 
 
@@ -104,25 +104,25 @@ def unpack(tree: Tree, tensors: list[torch.Tensor]) -> Any:
 
 
 def refuse_unplain(tensor: torch.Tensor, device: str) -> None:
-    """Raise `WireError` for a value whose bytes on the device do not say what it is."""
+    """Raise `WireError` for a tensor that its raw bytes on the device do not determine."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
-        raise WireError(f"a {type(tensor).__name__} of layout {tensor.layout} is no plain tensor")
+        raise WireError(f"a {type(tensor).__name__} of layout {tensor.layout} is not a plain tensor")
     if tensor.is_quantized or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else "nested"
-        raise WireError(f"a {kind} tensor is no plain tensor; return the values that it stands for as one")
+        raise WireError(f"a {kind} tensor is not a plain tensor; return its values as one")
     if tensor.device.type != device:
         raise WireError(f"a tensor on {tensor.device} was returned where one on {device} is wanted")
 
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor with its bytes as its values: negation and conjugation that torch has only noted are done."""
+    """Return the tensor with negation and conjugation applied, which torch may only have noted."""
     if not (tensor.is_conj() or tensor.is_neg()):
         return tensor
     return tensor.detach().resolve_conj().resolve_neg()
 
 
 def describe(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return where a CPU tensor lies in this process's memory: dtype, shape, stride (elements) and address.
+    """Return dtype, shape, stride (elements) and address of a CPU tensor in this process.
 
     Resolving it, where needed, is part of a call's time.
     """
@@ -140,8 +140,8 @@ def describe(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def serve(channel: socket.socket, handlers: dict[str, Handler]) -> None:
-    """Greet, then answer one message after another until the judge hangs up. Errors are answers too."""
-    meet_vector_functions()
+    """Greet, then answer messages until the judge closes the channel. Errors are answers too."""
+    call_vector_functions()
     send(channel, {"pid": os.getpid()})
     while True:
         try:
@@ -150,7 +150,7 @@ def serve(channel: socket.socket, handlers: dict[str, Handler]) -> None:
             return
         try:
             answer = handlers[message["op"]](message, fds)
-        except BaseException as error:  # SystemExit and KeyboardInterrupt of a candidate are its failures, not our end
+        except BaseException as error:  # SystemExit and KeyboardInterrupt of a candidate are its failures
             is_ours = isinstance(error, WireError)
             answer = failure(error, unsupported=is_ours, compiling=is_replayed(error), **_wants(error))
         try:
@@ -160,25 +160,25 @@ def serve(channel: socket.socket, handlers: dict[str, Handler]) -> None:
 
 
 def _wants(error: BaseException) -> Message:
-    """Return what the error says is missing: `memory`, or `room` for as many bytes of outputs."""
+    """Return the memory that was missing: `memory`, or `room` with the bytes of an output."""
     if isinstance(error, NoRoom):
         return {"room": error.size}
-    # torch tells of the host's memory in a RuntimeError like any other; there is nothing but its text to know it by.
+    # torch reports a lack of host memory as a plain RuntimeError, which only its text distinguishes.
     refused = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
     return {"memory": True} if refused or isinstance(error, MemoryError | torch.OutOfMemoryError) else {}
 
 
 def wait_for_a_build(channel: socket.socket) -> NoReturn:
-    """Tell the judge, in the midst of a question, that a call of the candidate's is noted, and go no further."""
+    """Report during a question that a build of the candidate was noted, and wait for the end."""
     send(channel, {"unbuilt": True})
     while True:
         signal.pause()
 
 
 def failure(error: BaseException, **more: Any) -> Message:
-    """Return the message for an exception: its last line and the traceback's end.
+    """Return the message for an exception: its last line and the end of the traceback.
 
-    Exceptions of ours come without the name of their class, which does not help to mend the candidate.
+    Exceptions of this package come without their class name, which does not help to fix the candidate.
     """
     kind = type(error)
     inner = f"{kind.__module__}.{kind.__qualname__}: " if kind.__module__.startswith("kernelwright_child.") else ""
@@ -197,17 +197,17 @@ def causes(error: BaseException | None) -> list[BaseException]:
 
 
 def is_replayed(error: BaseException) -> bool:
-    """Whether it is the error of a build (see `kernelwright_child.builder.replayed`), or was raised over one."""
+    """Check for an error of a build (`kernelwright_child.builder.replayed`), or one that it caused."""
     return any(getattr(one, "of_a_build", False) for one in causes(error))
 
 
-def meet_vector_functions() -> None:
-    """Call each once on this thread, before there are several: 14 ms the first time in a process and its forks.
+def call_vector_functions() -> None:
+    """Call each once on this thread before others start: 14 ms the first time in a process and its forks.
 
-    The library behind them sets itself up in their first use. Where that use was a child's first parallel operation,
-    one thread's part of it came out less exact than every later time (`tanh`: the first half of the rows off by 1e-5).
+    Their library initialises itself at the first use. Where that was a child's first parallel operation, one thread's
+    part was less exact than later (`tanh`: the first half of the rows off by 1e-5).
     """
-    few = 64  # no operator shares so few elements among threads
+    few = 64  # too few elements for several threads
     with torch.no_grad():
         for dtype in (torch.float32, torch.float64):
             values = torch.full((few,), 0.5, dtype=dtype)

@@ -1,18 +1,17 @@
-"""The zygote: a process that has imported torch once, and is forked for every child that is asked for.
+"""The zygote: a process that has imported torch once, and forks every child.
 
 `main([CONTROL, JUDGE, CORES, IMPORTS])`: CONTROL is a descriptor of packets, each an `Order` with descriptors; JUDGE is
-the number of the process that gives them. CORES are those that its children may use. IMPORTS are the modules imported
-for them beside torch and themselves. Both are divided by commas. It ends when the judge closes the other end of
-CONTROL, or dies.
+the number of the process that sends them. CORES are those of its children. IMPORTS are further modules to import. Both
+are separated by commas. It ends when the judge closes the other end of CONTROL, or dies.
 
 It is trusted and not confined: it runs nothing of a candidate, reads nothing that a candidate wrote, and its
-environment is scrubbed. It has one thread, since a fork takes only the calling one with it, and never touches CUDA,
-which does not survive a fork.
+environment is scrubbed. It has one thread, since a fork keeps only the calling one, and never uses CUDA, which does
+not survive a fork.
 
-A fork becomes a child in a jail of its own by forking once more: a process enters another process namespace only by
-being started there. Where bubblewrap has made namespaces, a supervisor is process 1 in them. The first fork enters all
-of them, starts the child inside, and stays outside to tell the supervisor how the child ended. Elsewhere the first fork
-becomes the supervisor itself.
+A fork becomes a child by forking again, since a process enters another process namespace only when it is started
+there. Where bubblewrap has made namespaces, a supervisor is process 1 in them. The first fork enters them, forks the
+child inside, and stays outside to report the child's end to the supervisor. Elsewhere the first fork becomes the
+supervisor.
 """
 
 from __future__ import annotations
@@ -39,28 +38,28 @@ from kernelwright_child.confine import confine
 ORDER_BYTES = 192 * 1024
 MOST_DESCRIPTORS = 16
 IMPORTED = ("kernelwright_child.builder", "kernelwright_child.worker", "kernelwright_child.reference")
-"""All of a child but its candidate; a module that is not among them is imported by the child that needs it."""
+"""All modules of children; any other module is imported by the child that needs it."""
 GATHERED_AT = 32
-"""At this order memory is put into huge pages: it takes as long as some forty forks gain by it."""
+"""The order at which memory moves to huge pages, which costs the time that some forty forks save."""
 UNFIT = 3
-"""The exit code of a process that had better not be forked, as another would not be either."""
+"""The exit code of a process that cannot be forked safely."""
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 HUGE_PAGE = 2**21
 MADV_COLLAPSE = 25
 CLOSE_RANGE = 436
 """The system call's number, the same on all architectures."""
 CHANNEL = 3
-"""The one descriptor of a child beside its standard streams, until the judge lends it memory."""
+"""The one descriptor of a child besides its standard streams, until the judge shares memory."""
 FAILED = 127
 
 
 class UnfitError(Exception):
-    """This process cannot be forked safely; the text says why."""
+    """This process cannot be forked safely, for the reason in the text."""
 
 
 def main(arguments: list[str]) -> None:
-    """Import, and serve until the judge goes; never returns."""
-    # Another process of the user could otherwise read it, write to it, or take its descriptors.
+    """Import, and serve until the judge ends; never return."""
+    # Other processes of the user could otherwise read it, write to it, or take its descriptors.
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     control, judge = socket.socket(fileno=int(arguments[0])), int(arguments[1])
     try:
@@ -78,16 +77,16 @@ def main(arguments: list[str]) -> None:
 
 
 def _prepared(cores: frozenset[int], imports: list[str]) -> Affinity:
-    # OpenMP takes what it sees now for all that there is, and a child that is timed has a core a thread.
+    # OpenMP takes the cores that it sees now for all, and a timed child has one core per thread.
     os.sched_setaffinity(0, sorted(cores)[: int(os.environ["OMP_NUM_THREADS"])])
-    gc.disable()  # what is imported stays: a sixth of the time went into looking through it again and again
+    gc.disable()  # collections took a sixth of the import's time
     for name in (*IMPORTED, *imports):
         importlib.import_module(name)
-    importlib.import_module("kernelwright_child.wire").meet_vector_functions()
-    del sys.path[0]  # `kernelwright_child` is imported, and what lies beside it is not for a child
+    importlib.import_module("kernelwright_child.wire").call_vector_functions()
+    del sys.path[0]  # this package is imported, and its neighbours are not for a child
     _settle()
     bound = frozenset(os.sched_getaffinity(0))
-    # OpenMP may have bound this thread to one core, where every fork would wait for whatever else runs on it.
+    # OpenMP may have bound this thread to one core, where every fork would wait for other programs.
     os.sched_setaffinity(0, cores)
     gc.freeze()  # a collection in a child would write to, and so copy, every page of what was imported
     gc.enable()
@@ -95,7 +94,7 @@ def _prepared(cores: frozenset[int], imports: list[str]) -> Affinity:
 
 
 def _settle() -> None:
-    """Become fit to be forked, or raise `UnfitError`. Libraries end idle threads before a fork, so one is made."""
+    """Check that a fork is safe, or raise `UnfitError`. Libraries end idle threads before a fork, so fork once."""
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -110,9 +109,9 @@ def _settle() -> None:
 
 
 def _gather_memory() -> None:
-    """Put what was imported into huge pages, as far as the kernel does that; a fork then takes a quarter of the time.
+    """Move imported memory to huge pages, as far as the kernel allows; a fork then takes a quarter of the time.
 
-    Only what is there now: a child's own memory is as it would be without.
+    The memory that children allocate is not affected.
     """
     libc = ctypes.CDLL(None)
     with open("/proc/self/maps") as table:
@@ -135,12 +134,12 @@ def _serve(affinity: Affinity, control: socket.socket, parent: int) -> None:
             return
         data, fds, _, _ = socket.recv_fds(control, ORDER_BYTES, MOST_DESCRIPTORS)
         if not data:
-            # Forked supervisors may live on when no more are wanted, and no other parent might collect them.
+            # Forked supervisors may outlive the last order, and no other parent may collect them.
             with contextlib.suppress(ChildProcessError):
                 while True:
                     os.waitpid(-1, 0)
             return
-        if number == GATHERED_AT:  # somebody waits for this child, so nothing is timed now
+        if number == GATHERED_AT:  # the judge waits for this child, so nothing is timed now
             _gather_memory()
         if os.fork() == 0:
             control.close()
@@ -152,22 +151,22 @@ def _serve(affinity: Affinity, control: socket.socket, parent: int) -> None:
 
 Order = dict[str, Any]
 """An order: `module` (whose `main()` serves on the descriptor in `sys.argv[1]`), `is_timed`, `environment`, `plan` (see
-`confine.confine`), `namespaces` (the flags of setns(2); 0: become the supervisor) and `groups` (how many control groups
-to enter). Its descriptors: meeting point, channel, output, then lifeline and status where it becomes the supervisor,
-then the groups."""
+`confine.confine`), `namespaces` (the flags of setns(2); 0: become the supervisor) and `groups` (the number of control
+groups to enter). Its descriptors: meeting point, channel, output, then lifeline and status for a supervisor, then the
+groups."""
 
 
 class Affinity(NamedTuple):
     """The cores that a child may run on."""
 
     bound: frozenset[int]
-    """Those that the main thread of a program has once torch is imported: its OpenMP may bind it to one."""
+    """Cores of the main thread after the import of torch, whose OpenMP may bind it to one."""
     cores: frozenset[int]
-    """Those that it had before."""
+    """Cores before it."""
 
 
 def born(affinity: Affinity, order: Order, fds: list[int]) -> NoReturn:
-    """Carry out the order; never returns. Errors go to the child's output."""
+    """Carry out the order; never return. Errors go to the child's output."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         meeting, channel, output, *rest = fds
@@ -198,22 +197,22 @@ class _Birth:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def enter(self) -> NoReturn:
-        """Start the child in the namespaces of the supervisor at the meeting point, and tell that one of its end."""
+        """Fork the child in the namespaces of the supervisor at the meeting point, and report its end there."""
         _, fds, _, _ = socket.recv_fds(self._meeting, 1, 1)
         if not fds:
-            os._exit(FAILED)  # the supervisor has ended before there was anything to keep
+            os._exit(FAILED)  # the supervisor has ended
         # All at once: entering the user namespace first would take away the right to enter those around it.
         if self._libc.setns(fds[0], self._order["namespaces"]) != 0:
             raise OSError(ctypes.get_errno(), "the namespaces could not be entered")
         os.close(fds[0])
-        os.chdir("/tmp")  # it came to the root with the mounts
+        os.chdir("/tmp")  # entering the mounts has changed it to the root
         child = os.fork()
         if child == 0:
-            self._meeting.send(b"!")  # the kernel adds which process this is, in the receiver's numbering
+            self._meeting.send(b"!")  # the kernel adds this process's number, as the receiver sees it
             self._live()
         os.close(self._channel)
         _, code = os.waitpid(child, 0)
-        with contextlib.suppress(OSError):  # the supervisor may be what has ended
+        with contextlib.suppress(OSError):  # the supervisor may have ended
             self._meeting.send(supervisor.how(code).encode())
         os._exit(0)
 
@@ -231,7 +230,7 @@ class _Birth:
         supervisor.supervise(supervisor.ForkedChild(child), lifeline, status, plan)
 
     def _live(self) -> NoReturn:
-        """Keep nothing of the zygote that is not meant for the child; then confine, then run its module."""
+        """Drop everything of the zygote that is not for the child, confine it, and run its module."""
         try:
             supervisor.handle_signals(self._libc, supervisor.DEFAULT)
             self._meeting.detach()
@@ -239,14 +238,14 @@ class _Birth:
             everything_above = CHANNEL + 1
             if self._libc.syscall(CLOSE_RANGE, everything_above, ctypes.c_uint(-1), 0) != 0:
                 os.closerange(everything_above, os.sysconf("SC_OPEN_MAX"))
-            self._libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise its own files below /proc are closed to it
+            self._libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise it cannot read its files below /proc
             os.setsid()
             os.environ.clear()
             os.environ.update(self._order["environment"])
-            tempfile.tempdir = None  # it may hold what the zygote's environment said
-            # A builder's compilers are for all cores, and inherit what it has.
+            tempfile.tempdir = None  # it may come from the zygote's environment
+            # A builder's compilers inherit its cores, and may use all.
             os.sched_setaffinity(0, self._affinity.bound if self._order["is_timed"] else self._affinity.cores)
-            draw_afresh()
+            reseed()
             confine(self._libc, self._order["plan"])
         except BaseException as error:
             print(f"the child could not be confined: {error}", file=sys.stderr, flush=True)
@@ -260,8 +259,8 @@ class _Birth:
         os._exit(0)
 
 
-def draw_afresh() -> None:
-    """Seed random numbers, which differ between forks as they do between programs."""
+def reseed() -> None:
+    """Seed random numbers differently in each fork."""
     random.seed()
     sys.modules["torch"].default_generator.seed()
     numbers = sys.modules.get("numpy.random")

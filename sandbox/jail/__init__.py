@@ -1,1 +1,1 @@
-"""A child's process tree: how it is started, what it sees of the machine, how it is stopped and ended."""
+"""The process tree of a child: its start, its view of the machine, its stop and its end."""

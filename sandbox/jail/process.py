@@ -1,4 +1,4 @@
-"""A child's process tree: started by itself or forked from a zygote, stopped, resumed and ended; and its channel."""
+"""A child's process tree, spawned or forked from a zygote: stopped, resumed and ended; and its channel."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -30,7 +30,7 @@ PACKET_BYTES = 160 * 1024
 STOP_TIMEOUT_S, ENDING_TIMEOUT_S, LEAVING_S = 5, 15, 2
 POLL_S, LONGEST_POLL_S = 20e-6, 10e-3
 STARVED_S, STARVING = 0.25, 10
-"""A thread that gets no core for this long is not late; all in all it may take this many times the limit."""
+"""A thread without a core for this long is not late; in total it may take this many times the limit."""
 
 
 def _readable(fd: int, timeout_s: float) -> bool:
@@ -40,7 +40,7 @@ def _readable(fd: int, timeout_s: float) -> bool:
 
 
 class Ends(NamedTuple):
-    """Descriptors of a child's tree: what it speaks through and prints to, and its supervisor's lifeline and status."""
+    """Descriptors of a child's tree: its channel, its output, and its supervisor's lifeline and status."""
 
     channel: int
     output: int
@@ -59,20 +59,19 @@ class ChildSpec(NamedTuple):
 
 
 class Root(Protocol):
-    """The first process of a tree. It ends when the whole tree has."""
+    """The first process of a tree. It ends when the complete tree has ended."""
 
     def wait(self, timeout: float | None = None) -> object:
         """Wait until it has ended; raises `subprocess.TimeoutExpired`."""
 
-    def kill(self) -> None:
-        """End this one by force."""
+    def kill(self) -> None: ...
 
 
 def spawn(order: ChildSpec, ends: Ends) -> Root:
     """Start a new interpreter with supervisor and child. Raises `OSError`."""
     command = order.jail.command(["-m", order.module, str(ends.channel)], ends.lifeline, ends.status)
     cores = os.sched_getaffinity(0)
-    if order.kind != "builder":  # a child that is timed has a core a thread; it inherits this thread's
+    if order.kind != "builder":  # a timed child has one core per thread; it inherits those of this thread
         os.sched_setaffinity(0, sorted(cores)[: int(order.environment["OMP_NUM_THREADS"])])
     try:
         return _run(command, order, ends, (ends.channel, *order.jail.fds))
@@ -81,9 +80,9 @@ def spawn(order: ChildSpec, ends: Ends) -> Root:
 
 
 def fork(order: ChildSpec, ends: Ends, zygote: Zygote) -> Root:
-    """Have the zygote fork the child; where there are namespaces, into those that a supervisor of its own makes.
+    """Let the zygote fork the child; with namespaces, into those of the child's own supervisor.
 
-    Raises `ZygoteGone` and `OSError`. Nobody has to wait for the zygote: what it does not do shows in the greeting.
+    Raises `ZygoteGone` and `OSError`. Nothing waits for the zygote: its failure shows when no greeting comes.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     jail = order.jail
@@ -102,7 +101,7 @@ def fork(order: ChildSpec, ends: Ends, zygote: Zygote) -> Root:
             fds = (theirs.fileno(), ends.channel, ends.output, ends.lifeline, ends.status, *jail.fds)
             zygote.order(message | {"plan": plan, "namespaces": 0}, fds)
             return ForkedSupervisor(ours.dup(), zygote)
-        # In a user namespace of its own, whoever enters has all capabilities there until it gives them up.
+        # A process that enters a user namespace has all capabilities there until it drops them.
         order_to_enter = message | {"plan": plan | {"drop": True}, "namespaces": namespaces()}
         zygote.order(order_to_enter, (theirs.fileno(), ends.channel, ends.output, *jail.fds))
         return _run(jail.guard(ours.fileno(), ends.lifeline, ends.status), order, ends, (ours.fileno(),))
@@ -126,7 +125,7 @@ def _run(command: list[str], order: ChildSpec, ends: Ends, fds: Sequence[int]) -
 
 
 class StartedSupervisor:
-    """A supervisor that is a child of this process. Python's own wait with a limit would look only every 50 ms."""
+    """A supervisor that is a child of this process. Python's own wait with a timeout polls only every 50 ms."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -147,7 +146,7 @@ class StartedSupervisor:
 
 
 class ForkedSupervisor:
-    """A supervisor that is not a child of this process. It holds the other end of a socket as long as it lives."""
+    """A supervisor that is not a child of this process. It holds the other end of a socket until it ends."""
 
     def __init__(self, meeting: socket.socket, zygote: Zygote) -> None:
         self._meeting = meeting
@@ -155,7 +154,7 @@ class ForkedSupervisor:
 
     @cached_property
     def pid(self) -> int:
-        """Its number, from the kernel; -1 where it ended before it said a word."""
+        """The process number, as the kernel reports it; -1 where it ended before its first message."""
         try:
             data, ancillary, _, _ = self._meeting.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
         except OSError:
@@ -169,7 +168,7 @@ class ForkedSupervisor:
             raise subprocess.TimeoutExpired("a forked supervisor", timeout or 0)
 
     def kill(self) -> None:
-        """End it; where it has not even begun, the zygote that should have made it."""
+        """Kill it; where it has not started, kill the zygote that should have forked it."""
         if not _readable(self._meeting.fileno(), 0):
             self._zygote.kill()
         elif self.pid > 0:
@@ -178,7 +177,7 @@ class ForkedSupervisor:
 
 
 class Starter:
-    """The process outside a child's namespaces that has started it there; it ends soon after the child."""
+    """The process outside the namespaces that forked the child inside; it ends soon after the child."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -190,7 +189,7 @@ class Starter:
 
 
 def _starter_of(child: int, zygote: Zygote | None) -> Starter | None:
-    """Return the parent of a child, where it is a fork of this zygote; None where the child was started by itself."""
+    """Return the parent of a child, where it is a fork of this zygote; None for a spawned child."""
     if zygote is None:
         return None
     parent = _parent(child)
@@ -204,19 +203,19 @@ def _parent(pid: int) -> int:
         return 0
 
 
-# When a child has stopped. These calls are to take microseconds.
+# Detection of a stopped child. These calls must take microseconds.
 
 STOPPED, ENDED = b"Tt", b"ZX"
 """States of a thread in /proc."""
 ON_A_CORE = b"running\n"
-"""Content of /proc/PID/task/TID/syscall for a thread that runs; for another it says once that one has left its core."""
+"""Content of /proc/PID/task/TID/syscall while a thread is on a core."""
 REPORTS_SYSCALLS = os.path.exists("/proc/self/syscall")  # noqa: PTH110
-"""Whether this kernel tells when a stopped thread has left its core; Linux on x86_64 and aarch64 does."""
+"""Whether this kernel reports that a stopped thread has left its core; Linux on x86_64 and aarch64 does."""
 SCHEDULED_CLOCK = 2
 
 
 def _has_stopped(pid: int) -> bool:
-    """Whether every thread is stopped and off its core; also where the process has gone."""
+    """Check that every thread is stopped and off its core; true too for a process that has ended."""
     try:
         tasks = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
     except OSError:
@@ -225,17 +224,17 @@ def _has_stopped(pid: int) -> bool:
 
 
 def _wants_a_core(pid: int) -> bool:
-    """Whether a thread is ready to run, or runs."""
+    """Check for a thread that runs or is ready to run."""
     with contextlib.suppress(OSError):
         return any(_state(f"/proc/{pid}/task/{task}") == b"R" for task in os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208
     return False
 
 
 def _rests(task: str) -> bool:
-    """Whether a thread is stopped and off its core, or has ended.
+    """Check that a thread is stopped and off its core, or has ended.
 
-    It counts as stopped a moment before it leaves its core, and others may keep it from leaving: so it is asked for the
-    system call that it is in, which the kernel tells only of one that has left.
+    Its state is "stopped" shortly before it leaves the core, and others may delay that. The kernel reports a thread's
+    system call only once it has left.
     """
     try:
         state = _state(task)
@@ -264,7 +263,7 @@ def _read(path: str) -> bytes:
 
 
 class ChildGone(Exception):
-    """The child ended, or broke the protocol; the text says how."""
+    """The child ended, or broke the protocol, as the text says."""
 
 
 class ChildLate(Exception):
@@ -309,9 +308,9 @@ class Child:
         self.ending = ""
 
     def _open(self, ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[Ends, int]:
-        """Return the tree's descriptors, closed here in any case, and our end of its lifeline.
+        """Return the tree's descriptors, which `theirs` closes, and our end of its lifeline.
 
-        `ours` are closed where the start fails.
+        `ours` closes our ends where the start fails.
         """
         self._capture = Capture()
         theirs.callback(self._capture.start)
@@ -333,9 +332,7 @@ class Child:
     def _start_by_itself(self, why: Exception) -> None:
         if self._zygote is None or self._zygotes is None:
             raise MachineError(f"no child process can be started ({why}); end some processes") from None
-        LOG.info(
-            "a %s is started by itself, since no fork of process %d came up: %s", self._wanted[0], self._zygote.pid, why
-        )
+        LOG.info("a %s is spawned, since no fork of process %d came up: %s", self._wanted[0], self._zygote.pid, why)
         self._zygotes.failed(self._zygote, str(why))
         try:
             self._start(None)
@@ -344,11 +341,11 @@ class Child:
 
     @property
     def way(self) -> Literal["forked", "spawned"]:
-        """Whether it is a fork of a process that has torch imported, or a program that imports it itself."""
+        """`forked` from a process that has imported torch, or `spawned` as a program that imports it."""
         return "spawned" if self._zygote is None else "forked"
 
     def greet(self, deadline: float) -> None:
-        """Wait for the child's first word. A fork that fails before it is replaced by a child that needs no zygote."""
+        """Wait for the first message. A fork that fails before it is replaced by a spawned child."""
         try:
             self._hear(deadline)
         except ChildGone as error:
@@ -362,7 +359,7 @@ class Child:
                 self._zygotes.succeeded()
 
     def _hear(self, deadline: float) -> None:
-        """Take the first word. The kernel says which process sent it, whatever namespaces it lives in."""
+        """Receive the first message. The kernel reports its sender, whatever namespaces that one lives in."""
         if not self.has_spoken(deadline - time.monotonic()):
             raise ChildLate
         data, ancillary, _, _ = self._channel.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
@@ -374,11 +371,11 @@ class Child:
         self._starter = _starter_of(self.pid, self._zygote)
         if self.pid not in self._tree():
             raise ChildGone("the first word came from a process that is not the child's")
-        # Nothing of the candidate has run: whatever is there is the jail's.
+        # Nothing of the candidate has run: all these processes are the jail's.
         self._own = frozenset(self._tree()) | frozenset(self._jail.members() or ())
 
     def send(self, message: dict[str, Any], *fds: int) -> None:
-        """Send one message. Anything that the child said unasked is a breach of the protocol."""
+        """Send one message. A message of the child without a question is a breach of the protocol."""
         if self.has_spoken(0):
             self.receive(time.monotonic())
             raise ChildGone("the child spoke without being asked")
@@ -396,7 +393,7 @@ class Child:
             raise ChildGone(f"the child closed its channel{self._how_it_ended()}") from None
 
     def has_spoken(self, timeout_s: float) -> bool:
-        """Wait so long for a message, or for the child's end; whether there is either."""
+        """Wait for a message or the child's end; return whether either came."""
         return _readable(self._channel.fileno(), timeout_s)
 
     def receive(self, deadline: float) -> dict[str, Any]:
@@ -414,37 +411,37 @@ class Child:
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
-            raise ChildGone("the child sent something that is no message")
+            raise ChildGone("the child sent something that is not a message")
         return message
 
     def stop(self) -> None:
-        """Stop the child, and return only when every thread of it is stopped and off its core.
+        """Stop the child, and return only when all its threads are stopped and off their cores.
 
-        From then on `cpu_ms` stays the same to the nanosecond for as long as nothing wakes a thread of it.
+        From then on `cpu_ms` stays constant to the nanosecond until something wakes a thread.
         """
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGSTOP)
         start = last = time.monotonic()
-        # Its clock is read at the first look, not here: this is within a timed call, and most children stop at once.
+        # Its clock is first read in the loop: this is part of a timed call, and most children stop at once.
         counted_s, used_ms, pause_s = 0.0, -1.0, POLL_S
         while not _has_stopped(self.pid):
             now = time.monotonic()
             if now - last >= STARVED_S:
                 before_ms, used_ms = used_ms, self.cpu_ms()
-                # A thread that is ready and gets no core is kept from stopping by the machine.
+                # A ready thread without a core is kept from stopping by the machine.
                 counted_s += now - last if used_ms != before_ms or not _wants_a_core(self.pid) else 0.0
                 last = now
             if counted_s > STOP_TIMEOUT_S or now - start > STARVING * STOP_TIMEOUT_S:
                 raise ChildGone("the child could not be stopped")
-            time.sleep(pause_s)  # gives the core back: the thread that has yet to stop may need this very one
-            pause_s = min(2 * pause_s, LONGEST_POLL_S)  # who wakes often on a busy core may keep it from running at all
+            time.sleep(pause_s)  # frees the core, which the thread that has yet to stop may need
+            pause_s = min(2 * pause_s, LONGEST_POLL_S)  # frequent wakes on a busy core may keep it from running
 
     def resume(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)
 
     def cpu_ms(self) -> float:
-        """Return the processor time of all its threads so far, ended ones included; 0 where it has gone."""
+        """Return the processor time of all its threads so far, ended ones included; 0 after its end."""
         try:
             # The clock of another process, as clock_getcpuclockid(3) makes it.
             return time.clock_gettime_ns((~self.pid << 3) | SCHEDULED_CLOCK) / 1e6
@@ -452,29 +449,27 @@ class Child:
             return 0.0
 
     def offspring(self) -> list[int]:
-        """Return processes that the child has started and that still live; the jail's own are not among them."""
+        """Return living processes that the child has started, without those of the jail."""
         members = self._jail.members()
         if members is not None:
-            return self._alien(members)
-        # All of /proc takes a while to read, in which one could still finish its work.
-        return self._alien(self.processes()) or self._alien(self._tree())
+            return [pid for pid in members if pid not in self._own]
+        # The quick search comes first: a process could finish its work while all of /proc is read.
+        found = [pid for pid in self.processes() if pid not in self._own]
+        return found or [pid for pid in self._tree() if pid not in self._own]
 
     def processes(self) -> list[int]:
-        """Return all of the child and of its jail, quickly: one that is just being started may be missing."""
+        """Return the processes of the child and its jail, quickly: one that is just starting may be missing."""
         roots = self._roots()
         return [*roots, *(pid for root in roots for pid in supervisor.offspring(root))]
 
     def _tree(self) -> list[int]:
-        """Return the same for certain, in ten times as long."""
+        """Return all processes of the child and its jail, ten times as slowly as `processes`."""
         roots = self._roots()
         return [*roots, *supervisor.descendants(*roots)]
 
     def _roots(self) -> list[int]:
         pids = [int(getattr(first, "pid", -1)) for first in (self._root, self._starter)]
         return [pid for pid in pids if pid > 0]
-
-    def _alien(self, pids: Iterable[int]) -> list[int]:
-        return [pid for pid in pids if pid not in self._own]
 
     def _how_it_ended(self) -> str:
         if not self.ending and _readable(self._status, 1):
@@ -489,9 +484,9 @@ class Child:
 
     @property
     def ran_out_of_memory(self) -> bool:
-        """Whether lack of memory has ended it.
+        """Whether it ended for lack of memory.
 
-        A system that runs out of memory itself just kills, which a candidate may do to itself.
+        A machine without memory sends SIGKILL, which a candidate may send to itself.
         """
         if self._lifeline >= 0:
             self._how_it_ended()
@@ -499,7 +494,7 @@ class Child:
         return killed or self.ending == "limit memory" or self._jail.ran_out_of_memory()
 
     def output(self) -> str:
-        """Return what the child printed, head and tail; call after `close`."""
+        """Return head and tail of the child's output; call after `close`."""
         return self._capture.text()
 
     def close(self) -> None:
@@ -510,7 +505,7 @@ class Child:
         self._channel.close()
         try:
             self._root.wait(timeout=ENDING_TIMEOUT_S)
-        except subprocess.TimeoutExpired:  # a supervisor that does not answer, by something outside the jail
+        except subprocess.TimeoutExpired:  # something outside the jail has stopped the supervisor
             self._jail.end()
             for pid in self._tree():
                 with contextlib.suppress(ProcessLookupError):

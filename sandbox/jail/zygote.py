@@ -1,5 +1,4 @@
-"""The judge's side of the zygote: one process for each environment, started when first needed; and the judge's own
-process.
+"""The judge's side of the zygote, one process for each environment, and settings of the judge's own process.
 
 See docs/decisions/zygote.md for the reasons, and `kernelwright_child.zygote` for the process.
 """
@@ -28,11 +27,11 @@ from kernelwright.sandbox.workfolder import shared_environment, sweep
 LOG = logging.getLogger("kernelwright.sandbox.jail")
 
 KEPT_BYTES = 64 * 1024
-"""How much of the head, and how much of the tail, is kept."""
+"""Bytes of the head, and of the tail, that are kept."""
 
 
 class Capture:
-    """A thread that drains a pipe, so that a flood neither blocks the child nor fills memory."""
+    """A thread that drains a pipe, so that much output neither blocks the child nor fills memory."""
 
     def __init__(self) -> None:
         self._read, self.write_fd = os.pipe()
@@ -42,7 +41,7 @@ class Capture:
         self._thread = threading.Thread(target=self._drain, daemon=True)
 
     def start(self) -> None:
-        """Begin to drain; call after the child has its copy of `write_fd`, which is closed here."""
+        """Start to drain; call after the child has its copy of `write_fd`, which is closed here."""
         os.close(self.write_fd)
         self._thread.start()
 
@@ -58,11 +57,11 @@ class Capture:
         os.close(self._read)
 
     def so_far(self) -> str:
-        """Return the last of the output so far, on one line: why a child did not start."""
+        """Return the end of the output so far, on one line: the reason why a child did not start."""
         return " ".join((bytes(self._head) + bytes(self._tail)).decode(errors="replace").split())[-400:]
 
     def text(self) -> str:
-        """Return all that was kept; call after the child has ended."""
+        """Return the kept output; call after the child has ended."""
         self._thread.join(timeout=1)
         middle = f"\n[... {self._dropped} bytes left out ...]\n".encode() if self._dropped else b""
         return (bytes(self._head) + middle + bytes(self._tail)).decode(errors="replace")
@@ -73,23 +72,23 @@ START = (
     "from kernelwright_child.zygote import main; main(sys.argv[1:])"
 )
 OWN_VARIABLES = {"HOME": "/nonexistent", "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "CUDA_VISIBLE_DEVICES": ""}
-"""Beside what all children have in common. The latter two keep torch, which looks whether there is a GPU as soon as
-`torch.utils.cpp_extension` is imported, from opening it. Children have an environment of their own."""
+"""Besides `shared_environment`. The latter two keep torch from opening a GPU when it imports
+`torch.utils.cpp_extension`. Children have their own environment."""
 MARK = "KERNELWRIGHT_JUDGE"
-"""A variable with the judge's number: the zygote and its forks show it to whoever asks whose they are."""
+"""The variable with the judge's process number, by which the zygote and its forks can be attributed."""
 MOST = 4
-"""Of different environments or imports at a time; each holds as much memory as `import torch` takes."""
+"""Zygotes with different environments or imports at a time; each takes the memory of `import torch`."""
 RECYCLED_BYTES = 2 * 2**30
-"""It should stay as it is. One that grows beyond this leaks, and is replaced."""
+"""A zygote does not grow; one above this leaks, and is replaced."""
 UNFIT = 3
-"""Its exit code where it cannot be forked: the same as in the process itself, whose module would import torch."""
+"""Exit code of a zygote that cannot be forked: the value in `kernelwright_child.zygote`, which imports torch."""
 FAILURES = 3
-"""After so many in a row, children of this process are started by themselves."""
+"""After this many in a row, children of this process are spawned."""
 ENDING_S = 5
 
 
 class ZygoteGone(Exception):
-    """It has ended."""
+    """The zygote has ended."""
 
 
 class ZygoteKey(NamedTuple):
@@ -97,11 +96,11 @@ class ZygoteKey(NamedTuple):
     cores: tuple[int, ...]
     torch: tuple[int, ...]
     imports: tuple[str, ...] = ()
-    """Modules that it has imported beside torch and what all children consist of."""
+    """Modules that it imports besides torch and the child's own."""
 
 
 class Zygote:
-    """A process that has torch imported, or is about to: orders may be given at once."""
+    """A process that imports torch; it takes orders from the start."""
 
     def __init__(self, form: ZygoteKey) -> None:
         self.form = form
@@ -133,7 +132,7 @@ class Zygote:
         return self._process.poll() is None and resident_bytes(self.pid) < RECYCLED_BYTES
 
     def order(self, order: dict[str, Any], fds: Sequence[int]) -> None:
-        """Have it fork a child: see `kernelwright_child.zygote.Order`. Raises `ZygoteGone`."""
+        """Order a fork, as `kernelwright_child.zygote.Order` describes it. Raises `ZygoteGone`."""
         try:
             socket.send_fds(self._control, [marshal.dumps(order)], list(fds))
         except OSError:
@@ -141,11 +140,11 @@ class Zygote:
 
     @property
     def is_unfit(self) -> bool:
-        """Whether it has found that it cannot be forked, as another would."""
+        """Whether it has found that neither it nor another can be forked."""
         return self._process.poll() == UNFIT
 
     def retire(self) -> None:
-        """Take no more orders. It ends once the supervisors that it has forked have ended."""
+        """Give no more orders. It ends once the supervisors that it forked have ended."""
         self._control.close()
 
     def kill(self) -> None:
@@ -165,7 +164,7 @@ class Zygote:
 
 
 class Zygotes:
-    """The zygotes of this process. Safe to use from many threads; a fork of this process starts its own."""
+    """The zygotes of this process, for use from many threads. A fork of this process starts its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -179,9 +178,9 @@ class Zygotes:
         self._registered = False
 
     def find(self, environment: Mapping[str, str], imports: tuple[str, ...] = ()) -> Zygote | None:
-        """Return the zygote for children with this environment and the calling thread's cores; None: do without.
+        """Return the zygote for this environment and the calling thread's cores; None where children are spawned.
 
-        `imports`: what they need beside torch. It is left to them where no zygote can be forked that has it.
+        Children import `imports` themselves where a zygote with these modules cannot be forked.
         """
         if self.obstacle:
             return None
@@ -227,7 +226,7 @@ class Zygotes:
         self._failures = 0
 
     def failed(self, zygote: Zygote, why: str) -> None:
-        """Note that a fork failed; a new zygote may fare better, unless it happens again and again."""
+        """Count a failed fork and retire its zygote; after several, give up forking."""
         with self._lock:
             if self._found.get(zygote.form) is zygote:
                 self._retire(self._found.pop(zygote.form))
@@ -261,11 +260,11 @@ class Zygotes:
 
 
 ZYGOTES = Zygotes()
-"""Those that children are forked from unless they are given others."""
+"""The default zygotes of children."""
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the memory of a process that is in use now; 0 where there is no such process."""
+    """Return the resident memory of a process; 0 where it does not exist."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -273,7 +272,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def private_bytes(pid: int) -> int:
-    """Return the memory that a process shares with no other; 0 where that is not known."""
+    """Return the private memory of a process; 0 where it is not known."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -296,11 +295,11 @@ def _torch_version_file() -> str:
 
 
 def become_a_judge(threads: int | None = None, behind: bool = False) -> None:
-    """Keep freed memory, leave cores alone, be closed to other processes of the same user, and have children prepared.
+    """Prepare this process for judging: memory, threads, protection, a zygote; remove leftovers of killed judges.
 
-    Call it before torch is imported here: the process that children are forked from imports it meanwhile. `threads` as
-    in the settings; None for as many as there are cores. Left-overs of killed judges are removed. `behind`: for a
-    process that another waits for: ends with it, leaves Ctrl-C to it, and is killed first.
+    Call it before torch is imported here, since the zygote imports it at the same time. `threads` as in the settings;
+    None for all cores. `behind`: this process serves another one. It ends with that one, ignores Ctrl-C and is the
+    first to be killed for memory.
     """
     if behind:
         parent_death_signal = 1
@@ -310,8 +309,8 @@ def become_a_judge(threads: int | None = None, behind: bool = False) -> None:
             Path("/proc/self/oom_score_adj").write_text("500")
     keep_freed_memory()
     rest_between_loops()
-    # Let torch give back device memory of which a piece is still in use. The judge handles results of gigabytes, and a
-    # small one cut off the memory of a large one would hold all of it. Children choose for themselves.
+    # Let torch free parts of device memory. The judge handles results of gigabytes, and a small tensor within the
+    # memory of a large one would hold all of it. Children choose for themselves.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     protect_this_process()
     ZYGOTES.find(shared_environment(threads or len(os.sched_getaffinity(0)), steady=True))
@@ -320,10 +319,9 @@ def become_a_judge(threads: int | None = None, behind: bool = False) -> None:
 
 @contextlib.contextmanager
 def imports_that_stay() -> Iterator[None]:
-    """Let the garbage collector rest during imports of torch and its users, and pass over them later.
+    """Pause the garbage collector while torch and its users are imported, and exclude them from later collections.
 
-    Looking through them takes a sixth of the time of importing them. Later it would take 80 ms each time, perhaps in a
-    timed call.
+    A collection takes a sixth of the import's time. Later it would take 80 ms each time, perhaps in a timed call.
     """
     gc.disable()
     try:
@@ -334,11 +332,11 @@ def imports_that_stay() -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory that it frees.
+    """Make this process keep the memory that it frees.
 
-    The judge handles results of tens of megabytes thousands of times. With glibc's defaults each one is mapped afresh
-    and costs a page fault for every 4 KiB, most of the time of a comparison. All threads share what is kept: a thread's
-    own store gives such pieces back each time.
+    The judge handles results of tens of megabytes thousands of times. With glibc's defaults each one is mapped again
+    and costs a page fault for every 4 KiB, most of the time of a comparison. A single arena serves all threads, since
+    the arena of a thread returns such memory each time.
     """
     mmap_max, trim_threshold, arena_max = -4, -1, -8
     libc = ctypes.CDLL(None)
@@ -349,25 +347,24 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Give what `keep_freed_memory` keeps back to the machine: before a new problem."""
+    """Return the memory that `keep_freed_memory` keeps to the machine, before a new problem."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 
 def rest_between_loops() -> None:
-    """Let the threads of torch's loops here sleep when a loop has ended; call it before torch is imported.
+    """Let OpenMP threads of this process sleep after a loop; call it before torch is imported.
 
-    Otherwise they wait for the next one on their cores, for milliseconds: while a call is timed there already, which
-    then took three times as long as others.
+    Otherwise they spin on their cores for milliseconds, and a call that is timed there took three times as long.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def protect_this_process() -> None:
-    """Let no process of the same user read or write this one's memory.
+    """Keep other processes of the same user from reading or writing this one's memory.
 
-    It costs core dumps and debuggers. Processes that this one starts are not affected.
+    This disables core dumps and debuggers. Processes that this one starts are not affected.
     """
     set_dumpable = 4
     ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0)

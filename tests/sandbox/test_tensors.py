@@ -101,7 +101,7 @@ def test_a_tensor_whose_bytes_are_not_its_values_is_refused_where_it_is(kind):
         "sparse": plain.to_sparse,
         "mkldnn": plain.to_mkldnn,
     }[kind]()
-    with pytest.raises(wire.WireError, match="no plain tensor"):
+    with pytest.raises(wire.WireError, match="not a plain tensor"):
         wire.describe(other)
 
 

@@ -34,7 +34,7 @@ ATTACKED_HARNESS = [
           builtins.sorted = lambda values, **k: [1e-9] * 1000
           builtins.sum = lambda values, *a: 0
           """),
-    Cheat("an object that acts when it is unpacked", (76,), "weighted", "run", "can not be handed over",
+    Cheat("an object that acts when it is unpacked", (76,), "weighted", "run", "cannot be handed over",
           """
           class Acts:
               def __reduce__(self): return (os.system, ("true",))

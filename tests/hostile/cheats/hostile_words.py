@@ -13,9 +13,9 @@ def claim(**lie):
 FORM = "the child described an output of"
 
 HOSTILE_WORDS = [
-    Cheat("a quantized tensor, which ends who reads it as raw bytes", (), "weighted", "run", "a quantized tensor is no plain tensor",
+    Cheat("a quantized tensor, which ends who reads it as raw bytes", (), "weighted", "run", "a quantized tensor is not a plain tensor",
           "return torch.quantize_per_tensor(self.right(x), 0.1, 0, torch.quint8)"),
-    Cheat("a nested tensor", (), "weighted", "run", "no plain tensor", "return torch.nested.nested_tensor(list(self.right(x)))"),
+    Cheat("a nested tensor", (), "weighted", "run", "not a plain tensor", "return torch.nested.nested_tensor(list(self.right(x)))"),
     *(Cheat(f"a claim of {what}", (), "weighted", "run", FORM, f"{RIGHT}; claim({lie}); return y", CLAIM) for what, lie in {
         "a quantized dtype": "dtype='quint4x2'",
         "a dtype of half a byte, out of order": "dtype='float4_e2m1fn_x2', stride=[1, 64]",

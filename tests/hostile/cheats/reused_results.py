@@ -232,7 +232,7 @@ REUSED_RESULTS = [
           y.data_ptr = lambda: address
           return y
           """, LAZY_PAGES),
-    Cheat("a tensor that computes when it is compared", (3,), "weighted", "run", "no plain tensor",
+    Cheat("a tensor that computes when it is compared", (3,), "weighted", "run", "not a plain tensor",
           """
           class Lazy(torch.Tensor):
               @classmethod
@@ -242,13 +242,13 @@ REUSED_RESULTS = [
           """),
     Cheat("a tensor with methods of its own", (3,), "weighted", "run", "outside the memory",
           "y = torch.empty_like(x); y.data_ptr = lambda: 4096; return y"),
-    Cheat("an object instead of a tensor", (3,), "weighted", "run", "can not be handed over",
+    Cheat("an object instead of a tensor", (3,), "weighted", "run", "cannot be handed over",
           """
           class Later:
               def __array__(self): return x.numpy()
           return Later()
           """),
-    Cheat("a generator of the outputs", (3, 17), "weighted", "run", "can not be handed over",
+    Cheat("a generator of the outputs", (3, 17), "weighted", "run", "cannot be handed over",
           "return (self.right(row[None]) for row in x)"),
     Cheat("a tensor of meta data only", (3,), "weighted", "run", "meta", "return torch.empty_like(x, device='meta')"),
     Cheat("a tensor without storage", (3,), "weighted", "run", "layout|plain tensor",

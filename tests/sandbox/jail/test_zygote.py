@@ -45,7 +45,7 @@ def ModelNew():
         "path": sys.path,
         "descriptors": sorted(os.listdir("/proc/self/fd"))[:4],
         "session": os.getsid(0) == os.getpid(),
-        "vector math is met": all(first_use(name) < 6 for name in ("tanh", "exp", "erf")),
+        "vector functions are ready": all(first_use(name) < 6 for name in ("tanh", "exp", "erf")),
         "file": getattr(sys.modules.get("kernelwright_child.builder"), "__file__", None),
     }))
 """
@@ -145,7 +145,7 @@ def test_a_fork_is_like_a_program_of_its_own(settings):
     assert forked["temporary"] == f"{here}/tmp"
     for fact in ("folder", "torch threads", "path", "session"):
         assert forked[fact] == spawned[fact], fact
-    assert forked["vector math is met"] and spawned["vector math is met"], "set up by one thread, before any operation"
+    assert forked["vector functions are ready"] and spawned["vector functions are ready"], "set up by one thread, before any operation"
     assert forked["threads"] == 1
     assert forked["descriptors"] == ["0", "1", "2", "3"]
 
@@ -274,7 +274,7 @@ def test_why_a_child_is_started_by_itself_is_logged(folder, zygotes, logged):
         child.greet(time.monotonic() + PATIENCE_S)
     finally:
         child.close()
-    assert "by itself" in logged.text and f"process {pid} " in logged.text
+    assert "spawned" in logged.text and f"process {pid} " in logged.text
 
 
 def test_why_children_are_no_longer_forked_is_logged(zygotes, logged):

@@ -201,9 +201,9 @@ BROKEN_CALLS = {
     ),
     "stopping itself": ("os.kill(os.getpid(), signal.SIGSTOP)\n" + RIGHT, "no answer within"),
     "an input changed in place": ("y = torch.cumsum(x * self.weight, dim=1); x.zero_(); return y", "changed input 0"),
-    "a lazy tensor": ("class Lazy(torch.Tensor): pass\nreturn x.as_subclass(Lazy)", "no plain tensor"),
+    "a lazy tensor": ("class Lazy(torch.Tensor): pass\nreturn x.as_subclass(Lazy)", "not a plain tensor"),
     "an address made up": ("y = torch.empty_like(x); y.data_ptr = lambda: 4096; return y", "outside the memory"),
-    "words instead of tensors": ("return object()", "can not be handed over"),
+    "words instead of tensors": ("return object()", "cannot be handed over"),
     "bytes sent unasked": (
         "for fd in range(3, 64):\n    try: os.write(fd, b'{\"ok\": true}')\n    except OSError: pass\n" + RIGHT,
         "",
