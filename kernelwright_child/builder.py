@@ -1,10 +1,10 @@
-"""The builder, which imports the candidate and constructs it once, so that its extensions compile; and their replay.
+"""The builder, which imports and constructs the candidate once so that its extensions compile; and their replay.
 
-It gets no inputs and no weights, and makes files in the work folder. It records what each call of `load_inline` and
-`load` resulted in. A worker replays that: it compiles nothing and needs neither compiler nor ninja. torch's own code
-decides how things are built. A call that the builder did not see (made only inside `forward`, say) is noted by the
-worker, which goes no further; another builder makes it, and a new worker begins again. Nothing in the index names the
-work folder, so what one builder made serves a worker in another folder too.
+It gets no inputs and no weights, and writes to the work folder. It records the result of each call of `load_inline`
+and `load`. A worker replays them: it compiles nothing and needs neither compiler nor ninja. torch's own code builds.
+A call that the builder did not see (inside `forward`, say) is noted by the worker, which then waits for its end;
+another builder makes the call, and a new worker starts. The index does not name the work folder, so a build serves
+workers in other folders too.
 """
 
 import builtins
@@ -30,13 +30,13 @@ from kernelwright_child.models import construct, run_source, shared_tensors
 from kernelwright_child.wire import Message
 
 IGNORED = ("name", "build_directory", "verbose")
-"""Arguments that may differ between processes, from the time of day or a random number, and build the same."""
+"""Arguments that may differ between processes, by a time or a random number, without changing the build."""
 MADE_UP = re.compile(r"/tmp/tmp\w{8}")
-"""A folder or file that `tempfile` has named, within the work folder."""
+"""A name of `tempfile` within the work folder."""
 
 
 class Keys(NamedTuple):
-    """Digests that a call is found by: of all its arguments, and without the ignored ones."""
+    """Digests of a call: of all its arguments, and without the ignored ones."""
 
     whole: str
     essence: str
@@ -52,9 +52,9 @@ class BuildCall(NamedTuple):
         return cls(function.__name__, dict(inspect.signature(function).bind(*arguments, **options).arguments))
 
     def keys(self, work_folder: Path) -> Keys:
-        """Compute the keys before the call is made, which changes the lists that it is given.
+        """Compute the keys before the call, which changes its argument lists.
 
-        A file counts by its content, and nothing names the work folder: neither is the same in another process.
+        A file counts by its content, and the work folder is left out: both differ in another process.
         """
         essence = [(name, _essence(value)) for name, value in self.arguments.items() if name not in IGNORED]
         given = _digest(MADE_UP.sub("", f"{self.function} {sorted(essence)!r}".replace(str(work_folder), "")))
@@ -63,9 +63,9 @@ class BuildCall(NamedTuple):
 
 
 def write_note(path: Path, call: BuildCall, keys: Keys, environment: dict[str, str | None]) -> None:
-    """Note a call with the files that its arguments name and the candidate's changes of the environment.
+    """Note a call with the files in its arguments and the candidate's changes of the environment.
 
-    Raises `WireError` for arguments that are no plain values.
+    Raises `WireError` for arguments that are not plain values.
     """
     arguments = {name: _plain(value) for name, value in call.arguments.items()}
     path.write_text(
@@ -82,7 +82,7 @@ def write_note(path: Path, call: BuildCall, keys: Keys, environment: dict[str, s
 
 
 def read_note(path: Path) -> tuple[BuildCall, Keys]:
-    """Return the call of a note, with its environment set and its files in place where they are not."""
+    """Return the call of a note; set its environment and restore its missing files."""
     note = json.loads(path.read_text())
     for name, value in note["environment"].items():
         os.environ.pop(name, None)
@@ -127,11 +127,11 @@ def _files(value: Any) -> list[str]:
 
 INDEX = "built.json"
 NOTE = "unbuilt.json"
-"""In the folder for temporary files: the call that a worker has noted."""
+"""The call that a worker has noted, in the folder for temporary files."""
 LIBRARIES = cpp_extension.TORCH_LIB_PATH
-"""Torch's, before `_replace`."""
+"""Torch's folder, before `_replace`."""
 HEAD_CHARACTERS, TAIL_CHARACTERS = 20_000, 4000
-"""Parts of an error's text that are kept."""
+"""The kept parts of an error's text."""
 SHOWN_CHARACTERS = 8000
 Entry = dict[str, Any]
 """Result of a call: `path` and `module` (None for a library), or `extension`, `error` (its type) and `text`."""
@@ -151,7 +151,7 @@ class Index:
         self.save()
 
     def save(self) -> None:
-        """Replace the file, which need not belong to this user."""
+        """Replace the file, which another user may own."""
         new = self._path.with_suffix(".new")
         new.write_text(json.dumps(self.entries))
         new.replace(self._path)
@@ -161,10 +161,10 @@ class Recorder:
     def __init__(self, folder: str) -> None:
         self.index = Index(Path(folder))
         self.failures: list[Entry] = []
-        self.index.save()  # also where nothing is built, so that a build's end can be told from none
+        self.index.save()  # an index without entries shows that the build has ended
 
     def make(self, build: Callable[[], Any], call: BuildCall, keys: Keys) -> Any:
-        """Return the call's result or raise its error; a call that has failed once is not tried again."""
+        """Return the call's result or raise its error; a failed call is not repeated."""
         known = self.index.entries.get(keys.whole, {})
         if "error" in known:
             raise replayed(known)
@@ -184,15 +184,15 @@ class Recorder:
             self.index.add(keys, {"path": os.path.relpath(path, self.index.top), "module": module})
         return result
 
-    def words_beside(self, error: BaseException) -> str:
-        """Return the first failure's text, where this error is another one that does not contain it."""
+    def hidden_failure(self, error: BaseException) -> str:
+        """Return the text of the first failure, where the given error does not contain it."""
         said = "".join(str(one) for one in wire.causes(error))
         missing = [entry["text"] for entry in self.failures if entry["text"][:SHOWN_CHARACTERS] not in said]
         return missing[0][:SHOWN_CHARACTERS] if missing else ""
 
 
 def record(folder: str) -> Recorder:
-    """Have the result of every call noted in the index from now on."""
+    """Record the result of every later call in the index."""
     recorder = Recorder(folder)
 
     def recording(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -208,7 +208,7 @@ def record(folder: str) -> Recorder:
 
 
 def reuse(folder: str, unbuilt: Callable[[], object]) -> None:
-    """Answer calls with the builder's results from now on; `unbuilt` is called for one that it has not seen."""
+    """Answer later calls with the builder's results; call `unbuilt` for one that it has not seen."""
     index, note, before = Index(Path(folder)), Path(os.environ["TMPDIR"]) / NOTE, dict(os.environ)
 
     def reusing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -224,7 +224,7 @@ def reuse(folder: str, unbuilt: Callable[[], object]) -> None:
                 changed = {name for name in now.keys() | before.keys() if now.get(name) != before.get(name)}
                 write_note(note, made, keys, {name: now.get(name) for name in changed})
                 unbuilt()
-                raise RuntimeError("an extension is asked for that was not built before, and nothing is compiled here")
+                raise RuntimeError("an extension is requested that was not built before, and nothing is compiled here")
             return _load(path, entry["module"])
 
         return call
@@ -233,18 +233,18 @@ def reuse(folder: str, unbuilt: Callable[[], object]) -> None:
 
 
 def replayed(entry: Entry) -> BaseException:
-    """Return the error of a call, as the nearest type that Python itself has."""
+    """Return the error of a call as the nearest built-in type."""
     kind = vars(builtins).get(entry["error"])
     error: BaseException = RuntimeError(entry["text"])
     if isinstance(kind, type) and issubclass(kind, BaseException):
-        with contextlib.suppress(TypeError):  # a type that wants more than words
+        with contextlib.suppress(TypeError):  # a type that needs more arguments
             error = kind(entry["text"])
     error.of_a_build = True  # type: ignore[attr-defined]
     return error
 
 
 def _replace(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    # torch quotes the folders of its headers but not that of its libraries, so no link succeeds in "my projects".
+    # torch quotes the folders of its headers but not that of its libraries, so links fail in a folder "my projects".
     cpp_extension.TORCH_LIB_PATH = shlex.quote(LIBRARIES)
     for name in ("load_inline", "load"):
         setattr(cpp_extension, name, wrap(getattr(cpp_extension, name)))
@@ -262,9 +262,9 @@ def _load(path: str, module: str | None) -> Any:
 
 
 def build(message: Message, fds: list[int]) -> Message:
-    """Import and construct; an error says whether a compilation raised it.
+    """Import and construct the candidate; an error says whether a compilation raised it.
 
-    The message's `shortcuts`, where there are any, are a plan for `kernelwright_child.compiling`.
+    The message's `shortcuts` are a plan for `kernelwright_child.compiling`.
     """
     compiling.install_shortcuts(message.get("shortcuts", {}), os.environ["HOME"])
     recorder = record(message["built"])
@@ -274,13 +274,13 @@ def build(message: Message, fds: list[int]) -> Message:
         construct(namespace[message["entry"]], wire.unpack(message["arguments"], tensors))
     except BaseException as error:
         answer = wire.failure(error, compiling=bool(recorder.failures))
-        beside = recorder.words_beside(error)
+        beside = recorder.hidden_failure(error)
         return answer | {"log": f"{beside}\n{answer['log']}"} if beside else answer
     return {}
 
 
 def build_noted(message: Message, fds: list[int]) -> Message:
-    """Make the call that a worker has noted. Its error goes into the index, for the candidate to meet."""
+    """Make the call that a worker has noted. Its error goes into the index, and the candidate gets it later."""
     compiling.install_shortcuts(message.get("shortcuts", {}), os.environ["HOME"])
     with contextlib.suppress(BaseException):
         _make_noted(message["built"])
@@ -288,12 +288,12 @@ def build_noted(message: Message, fds: list[int]) -> Message:
 
 
 def _make_noted(folder: str) -> None:
-    """Make the noted call in a folder of its own; the index takes its result."""
+    """Make the noted call in a new folder and record its result in the index."""
     call, keys = read_note(Path(os.environ["TMPDIR"]) / NOTE)
     recorder = Recorder(folder)
     place = recorder.index.top / f"late-{keys.whole[:16]}"
     place.mkdir(exist_ok=True)
-    # By this process's count each name is a new one, and would take the place of what has been built under it.
+    # This process counts each name as new, and would overwrite an earlier build of that name.
     os.environ["TORCH_EXTENSIONS_DIR"] = str(place)
     call.arguments.pop("build_directory", None)
     functions: dict[str, Callable[..., Any]] = {}

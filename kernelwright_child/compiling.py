@@ -1,13 +1,13 @@
-"""The compiler as a builder's ninja sees it: the real one, with the shortcuts that this one call can take.
+"""The compiler that a builder's ninja calls: the real one, with shortcuts where this call allows them.
 
-A file with torch/extension.h is compiled with a light one first, made for its words; where that does not compile, with
-the stock one. What was compiled with the light one is linked with objects that the judge has made; the first builds
-wait for those here. A link gets the fast linker, then the usual one. So whatever builds the stock way builds here.
-Failures with the light header that no other can mend are reported as they are; all else as with the stock one. Where
-one file does not compile, the others of its build are ended: their results are of no use.
+A file with torch/extension.h is compiled with a light header first, made for its identifiers; where that fails, with
+the stock one. Objects of the light header are linked with objects that the judge makes; the first builds wait for
+them. A link gets the fast linker, then the usual one. So everything that builds the stock way builds here. Errors with
+the light header that no header could fix are reported as they are; all others as with the stock one. Where one file
+does not compile, the other jobs of its build are killed, since their results are useless.
 
-`main(["cxx" or "nvcc", ARGUMENTS...])`; the plan is in the environment, where `install_shortcuts` puts it in a builder.
-Standard library only, imports next to nothing.
+`main(["cxx" or "nvcc", ARGUMENTS...])` reads its plan from the environment, where `install_shortcuts` puts it. Standard
+library only; it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ import time
 
 PLAN = "KERNELWRIGHT_SHORTCUTS"
 REPORT = "compilations.jsonl"
-"""In the builder's home: one line for each compilation."""
+"""The report in the builder's home, with one line per compilation."""
 GLUE = ".glue"
-"""Ends the name of a file beside an object file, with the paths of what that has to be linked with."""
+"""Suffix of a file next to an object file, which lists the objects to link with it."""
 MAKING = "making-"
-"""Begins the name of a file that lies beside what is being made."""
+"""Prefix of the lock file next to a file in preparation."""
 GLUE_WAIT_S = 600.0
-"""From the start of this process on; then the stock header serves, which takes longer."""
+"""Limit from the start of this process; then the slower stock header is used."""
 STARTED = time.monotonic()
 LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""For the compilers, which take hundreds of megabytes: a fifth of their page faults fewer."""
+"""Saves compilers, which take hundreds of megabytes, a fifth of their page faults."""
 OUTPUTS = ("-o", "-MF", "-MT", "-MQ", "--dependency-output")
 WHAT_TO_WRITE = ("-c", "-MD", "-MMD", "--generate-dependencies-with-compile", "-S")
 TYPE_CHECKING = False
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
     Done = subprocess.CompletedProcess[bytes]
     Table = dict[int, tuple[str, int, str]]
-    """Name, parent and start of every process that lives."""
+    """Name, parent and start of every living process."""
 
 
 def install_shortcuts(plan: dict[str, Any], home: str) -> None:
-    """Put the shortcuts in front of torch's own way to compile, inside a builder, before the candidate runs.
+    """Make torch compile through this module, inside a builder, before the candidate runs.
 
-    Nothing of torch is changed: it takes the compiler from `CXX` and `PYTORCH_NVCC`, as it does for any user; what
-    a candidate sets there itself wins. `plan` is made by `Toolchain.plan` in the sandbox; an empty one changes nothing.
+    torch takes the compiler from `CXX` and `PYTORCH_NVCC`, as for any user, and a candidate may set them. `plan` comes
+    from `Toolchain.plan` in the sandbox; an empty one changes nothing.
     """
     if not plan:
         return
@@ -66,7 +66,7 @@ def install_shortcuts(plan: dict[str, Any], home: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Compile, or become the real compiler where there is nothing to shorten; never returns."""
+    """Compile, or become the real compiler where no shortcut applies; never return."""
     kind, words = arguments[0], arguments[1:]
     plan = json.loads(os.environ.get(PLAN, "{}"))
     real = plan.get(kind) or ("c++" if kind == "cxx" else "nvcc")
@@ -93,7 +93,7 @@ def _compile(real: str, words: list[str], plan: dict[str, Any], folder: str) -> 
 
 
 def light_ways(words: list[str], text: str, plan: dict[str, Any], folder: str) -> list[str] | None:
-    """Write a source's light torch/extension.h below the folder; what it is linked with then, None if it gets none."""
+    """Write a source's light torch/extension.h below the folder; return the objects to link, None for no header."""
     if not plan.get("light") or not allow_light(words, tuple(plan["known_folders"])):
         return None
     level = "optimised" if are_optimised(words) else "plain"
@@ -112,14 +112,14 @@ def light_ways(words: list[str], text: str, plan: dict[str, Any], folder: str) -
 
 
 def _is_there(path: str) -> bool:
-    """Wait while the judge is making it; whether it exists then."""
+    """Wait while the judge makes the file; return whether it exists then."""
     while not os.path.exists(path) and time.monotonic() < STARTED + GLUE_WAIT_S and is_being_made(path):
         time.sleep(0.02)
     return os.path.exists(path)
 
 
 def is_being_made(path: str) -> bool:
-    """Whether a living process holds the lock on the mark beside the path."""
+    """Check whether a living process holds the lock file next to the path."""
     making = os.path.join(os.path.dirname(path), MAKING + os.path.basename(path))
     try:
         with open(making, "rb") as file:
@@ -134,7 +134,7 @@ def is_being_made(path: str) -> bool:
 def _try_in_turn(
     real: str, words: list[str], ways: dict[str, list[str]], plan: dict[str, Any], glue: list[str] | None = None
 ) -> int:
-    """Try one way after another; the last one's words are what is shown. Returns the exit code."""
+    """Try the ways in order, print the output of the last one, and return its exit code."""
     start = time.perf_counter()
     for name, value in LARGE_PAGES.items():
         os.environ.setdefault(name, value)
@@ -157,7 +157,7 @@ def _try_in_turn(
 
 
 def _is_unmendable(real: str, words: list[str], folder: str, done: Done) -> bool:
-    """Whether the stock header would not help, judging by the compiler's output."""
+    """Decide by the compiler's output that the stock header would not help."""
     path = words[words.index("-c") + 1]
     error = first_error(done.stdout.decode(errors="replace"), path)
     if done.returncode not in (1, 2) or error is None:
@@ -169,7 +169,7 @@ def _is_unmendable(real: str, words: list[str], folder: str, done: Done) -> bool
 
 
 def _words_of(real: str, words: list[str], own: str) -> frozenset[str]:
-    """Return all words that a preprocessed file brings; where that fails, those of the source, so that none is new."""
+    """Return all identifiers of a preprocessed file; where that fails, those of the source."""
     done = subprocess.run([real, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     if done.returncode:
         with open(own, encoding="utf-8", errors="replace") as file:
@@ -188,9 +188,9 @@ def _preprocessing(words: list[str]) -> list[str]:
 
 
 def _glue(words: list[str]) -> list[str]:
-    """Return the objects that a link needs because its object files were compiled with a light header.
+    """Return the objects that a link needs for object files with a light header.
 
-    Each object once, though nvcc's files and the C++ compiler's may ask for it at two levels of optimisation.
+    Each object comes once, though files of nvcc and of the C++ compiler may need it at two levels of optimisation.
     """
     found: list[str] = []
     for word in words:
@@ -221,9 +221,9 @@ def _source(words: list[str]) -> str:
 
 
 def _report(plan: dict[str, Any], words: list[str], outcome: tuple[str, list[str], bool], seconds: float) -> None:
-    """Append one line to the record; ninja may run several of us at once, and short appended lines stay intact.
+    """Append one line to the report; short appended lines of parallel processes stay intact.
 
-    The outcome: the last way, those that failed before, and whether the last did not.
+    The outcome: the last way, the failed ways before it, and whether the last one compiled.
     """
     way, failed, compiled = outcome
     path = words[words.index("-c") + 1] if "-c" in words[:-1] else words[words.index("-o") + 1]
@@ -247,24 +247,24 @@ def _become(real: str, words: list[str]) -> NoReturn:
     os.execvp(real, [real, *words])
 
 
-# Where the light header is allowed. It is text, so it is compiled with the flags of the candidate whatever they are.
-# What it is linked with was compiled with others, so nothing may change how things lie in memory or what names mean.
+# The conditions for the light header. It is compiled with any flags of the candidate. Its objects were compiled with
+# other flags, so nothing may change memory layouts or the meaning of names.
 
 FORBIDDEN = re.compile(
     r"@.*|-(?:include|imacros|x|ansi|nostdinc.*|m(?:32|x32|abi=.*|long-double.*)|f(?:abi|pack|short|no-gnu|plugin).*)"
     r"|-[DU] *(?!TORCH_EXTENSION_NAME=|TORCH_API_INCLUDE_EXTENSION_H$|PYBIND11_(?:COMPILER_TYPE|STDLIB|BUILD_ABI)=)"
     r"(?:_GLIBCXX|AT_|TORCH|C10|CAFFE2|PYBIND11|KERNELWRIGHT|Py|_?STD).*"
 )
-"""Files with more text or flags, other layouts, and macros that torch's or the standard library's headers look at."""
+"""Files with more text or flags, other layouts, and macros that headers of torch or the standard library read."""
 FOLDER_FLAGS = ("-I", "-isystem", "-iquote", "-idirafter")
 SHADOWING = ("torch", "ATen", "c10", "caffe2", "pybind11", "torch_stable", "kernelwright", "Python.h")
 OPTIMISED = re.compile(r"-O(?!0$)")
 
 
 def allow_light(words: list[str], known_folders: tuple[str, ...] = ()) -> bool:
-    """Whether the light header means the same as the stock one with these flags.
+    """Check that the light header is equivalent to the stock one with these flags.
 
-    `known_folders` are torch's and Python's own include folders; any other must not hold headers of their names.
+    `known_folders` are the include folders of torch and Python; no other may hold headers of their names.
     """
     todo = iter(words)
     for word in todo:
@@ -281,13 +281,13 @@ def allow_light(words: list[str], known_folders: tuple[str, ...] = ()) -> bool:
 
 
 def are_optimised(words: list[str]) -> bool:
-    """Whether the host's code is: the last word on it decides, as in the compiler."""
+    """Check that host code is optimised; the last flag decides, as in the compiler."""
     levels = [word for word in words if word.startswith("-O")]
     return bool(levels) and OPTIMISED.match(levels[-1]) is not None
 
 
-# The light header of one source: what nearly all need, and the operators that this one names. Whatever names a macro of
-# the stock header alone, or a namespace that it could clash with, gets the stock one.
+# The light header of one source: the common declarations, and the operators that the source names. A source with a
+# macro of the stock header alone, or a namespace that could clash, gets the stock one.
 
 FIRST = re.compile(r"\A(?:\s|//[^\n]*\n|/\*(?:[^*]|\*(?!/))*+\*/)*+#\s*include\s*[<\"]torch/(extension|types)\.h[>\"]")
 STOCK = re.compile(
@@ -296,18 +296,18 @@ STOCK = re.compile(
     r"|CustomClassHolder|\b(?:KERNELWRIGHT|kernelwright)|#\s*(?:include_next|pragma\s+once)"
     r"|#\s*include\s*(?:\"(?!torch/extension\.h\"|torch/types\.h\")|[^\s<\"])"
 )
-"""What the light header has not, could clash with, or cannot see: files of the candidate's own."""
+"""Names that the light header lacks or could clash with, and includes of the candidate's own files."""
 BINDING = re.compile(
     r"\nPYBIND11_MODULE\(TORCH_EXTENSION_NAME, m\) \{\n"
     r"(?:m\.def\(\"[\w:]+\", torch::wrap_pybind_function\([\w:]+\), \"[^\n]*\"\);\n)+\}\s*\Z"
 )
-"""What `load_inline` writes for its `functions`."""
+"""The code that `load_inline` writes for its `functions`."""
 PYTHON = re.compile(r"pybind11|PYBIND11|\bpy::|\bTHP|torch/(?:csrc|python)|HANDLE_TH_ERRORS")
-"""Names of what binds to Python."""
+"""Names of bindings to Python."""
 WORD = re.compile(r"[A-Za-z_]\w*")
 NO_OPERATOR = re.compile(r"_(?:native|ops|meta|dispatch)$")
 MORE = {"indexing": "ATen/TensorIndexing.h", "globalContext": "ATen/Context.h", "IValue": "ATen/core/ivalue.h"}
-"""Headers by a name that only they bring."""
+"""Headers by a name that only they declare."""
 PYBIND = ("torch/csrc/Exceptions.h", "torch/csrc/utils/pybind.h")
 MODULE = "kernelwright/module.h"
 TEXT = """#ifndef KERNELWRIGHT_EXTENSION_H
@@ -328,9 +328,9 @@ def glue_of(text: str) -> tuple[str, ...]:
 
 
 def header_for(text: str, torch_include: str, whole_macros: frozenset[str]) -> str | None:
-    """Return the light header's text for a source; None for one that gets the stock header.
+    """Return the light header's text for a source; None for the stock header.
 
-    `whole_macros` are those that the stock header defines and the light one does not.
+    `whole_macros` are the macros of the stock header that the light one lacks.
     """
     words = frozenset(WORD.findall(text))
     binds = _binds_itself(text)
@@ -352,7 +352,7 @@ def _binds_itself(text: str) -> bool:
 
 
 def _binding(text: str) -> str | None:
-    """Return the header that binds a source whose only words for Python are those that `load_inline` writes."""
+    """Return the binding header for a source whose only Python binding comes from `load_inline`."""
     found = BINDING.search(text)
     return MODULE if found and not PYTHON.search(text[: found.start()]) else None
 
@@ -361,12 +361,12 @@ def _includes(names: list[str]) -> str:
     return "".join(f"#include <{name}>\n" for name in names)
 
 
-# After a failed compilation: whether the stock header could mend it, and an end to the others of its build. Compiling
-# again with the stock header costs many times what has failed. It is not needed where the error names something that
-# the stock header does not mention: more declarations cannot mend that.
+# After a failed compilation: whether the stock header could fix it, and the end of the other jobs of its build. A
+# compilation with the stock header costs many times as much. It is not needed where the error names something that the
+# stock header does not declare.
 
 ROUNDS = 3
-"""A compiler may start another one while it is looked for."""
+"""Searches for jobs: a compiler may start another one during a search."""
 ERROR = re.compile(r"^(?P<file>[^\s:(][^:(]*)(?::\d+:\d+|\(\d+\)):\s+(?:fatal )?error:?\s*(?P<words>.*)$", re.M)
 QUOTE, UNQUOTE = "['\u2018\"]", "['\u2019\"]"
 UNKNOWN = re.compile(
@@ -379,16 +379,16 @@ INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"][^\n]*$", re.M)
 
 
 def first_error(said: str, source_path: str) -> str | None:
-    """Return the words of the first error, if it lies in the source itself and not in a header."""
+    """Return the text of the first error, if it lies in the source and not in a header."""
     found = ERROR.search(said)
     return found["words"] if found and found["file"] == source_path else None
 
 
 def is_unmendable(error: str, stock: Callable[[], frozenset[str]]) -> bool:
-    """Whether no header could mend the error. `stock` returns all words that the stock header brings.
+    """Check that no header could fix the error. `stock` returns all identifiers of the stock header.
 
-    Where a name is not known, the compiler says so first: a sentence of names that it knows, and that makes no sense,
-    is wrong whatever else is declared. A macro could change that; the light header lacks none that the source names.
+    A compiler reports unknown names first, so a syntax error among known names stays one with more declarations. Only
+    a macro could change that, and the light header lacks none that the source names.
     """
     if unknown := UNKNOWN.search(error):
         return next(name for name in unknown.groups() if name) not in stock()
@@ -404,10 +404,10 @@ def words_of(preprocessed: str) -> frozenset[str]:
 
 
 def end_siblings() -> None:
-    """Kill what else the ninja above this process is running; nothing where there is none above.
+    """Kill the other jobs of the ninja above this process, if there is one.
 
-    SIGKILL, since ninja takes a job that ends by another signal for the user's wish to interrupt the whole. Of two that
-    fail at once, one alone does so: else both could end without a word.
+    SIGKILL, since ninja takes other signals for an interrupt by the user. Of two jobs that fail at once only one kills:
+    else both could end without output.
     """
     table = _processes()
     line = [os.getpid()]
@@ -432,7 +432,7 @@ def end_siblings() -> None:
 
 
 def _others(table: Table, ninja: int, line: list[int]) -> list[int]:
-    """Return all processes below ninja but those on the line to this one, and those below them."""
+    """Return all processes below ninja, without those on the line to this one."""
     found = [ninja]
     for above in found:
         found += [pid for pid, (_, parent, _) in table.items() if parent == above and pid not in line]

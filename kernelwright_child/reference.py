@@ -1,6 +1,6 @@
-"""The reference worker: inputs, expected values and the baseline's time come from here.
+"""The reference worker: it gives inputs, expected values and the baseline's time.
 
-It runs the problem's own code and never meets a candidate.
+It runs the problem's own code and never a candidate.
 """
 
 import math
@@ -32,22 +32,21 @@ from kernelwright_child.wire import Handler, Message
 from kernelwright_child.worker import with_device
 
 CHANGING_LAYERS = "torch.nn."
-"""Buffers of torch's own layers (running means and variances) are learnt; those of other modules may be constants."""
+"""Module prefix of layers with learnt buffers (running means); buffers of other modules may be constants."""
 SPATIAL = tuple(
     getattr(torch.nn, f"{kind}{axes}d") for kind in ("Conv", "ConvTranspose", "BatchNorm") for axes in (2, 3)
 )
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""By number of axes."""
+"""Memory formats by number of axes."""
 COMPILING_THREADS = 4
-"""Each takes memory of its own, which the jail limits."""
+"""Compiling threads take memory each, which the jail limits."""
 
 
 def note_no_launches() -> None:
-    """Note no choice among a Triton kernel's launches from now on: each child chooses at its first call.
+    """Stop torch's cache of launch choices for a Triton kernel: each child chooses at its first call.
 
-    A kernel that another child has compiled would be noted where that child's folder was, which this one must not make.
-    Choices of `max-autotune` among entire kernels are noted elsewhere, and go on to be: the compiler's own switch is
-    the same for both (`autotune_local_cache`), so it is not that one.
+    For a kernel that another child has compiled, it would write to that child's folder, which this one must not make.
+    The compiler's own switch `autotune_local_cache` would also stop the cache of `max-autotune`, which is kept.
     """
     from torch._inductor.runtime.autotune_cache import AutotuneCache
 
@@ -78,14 +77,14 @@ class Reference(ModelRunner):
         }
 
     def plan(self, message: Message, fds: list[int]) -> Message:
-        """Find what the reference takes of memory, before it runs for real."""
+        """Plan the memory of the reference before it runs."""
         return {"plan": plan(message["source"], message["dtype"], message["backward"])}
 
     def load(self, message: Message, fds: list[int]) -> Message:
         """Run the reference and construct `Model` under the given seed.
 
-        Returns arguments, weights, the names of weights for which another value makes sense, and whether it has layers
-        for images or volumes.
+        Returns arguments, weights, the names of weights that may change, and whether there are layers for images or
+        volumes.
         """
         torch.set_num_threads(message["threads"])
         self.namespace = run_source(message["source"], "reference")
@@ -93,8 +92,8 @@ class Reference(ModelRunner):
         arguments = self._constructed(message["seed"])
         self.order = [(name, value.shape) for name, value in self.model.state_dict().items()]
         self.is_differentiated = message["direction"] != "forward"
-        told = arguments if isinstance(arguments, dict) else list(arguments)
-        self.drawn = [told, dict(self.model.state_dict()), _changing(self.model)]
+        given = arguments if isinstance(arguments, dict) else list(arguments)
+        self.drawn = [given, dict(self.model.state_dict()), _changing(self.model)]
         return place(self.drawn) | {"spatial": any(isinstance(module, SPATIAL) for module in self.model.modules())}
 
     def _constructed(self, seed: int) -> Any:
@@ -106,12 +105,12 @@ class Reference(ModelRunner):
         return arguments
 
     def construct_seeded(self, message: Message, fds: list[int]) -> Message:
-        """Construct as a candidate's process does; return the weights."""
+        """Construct as a candidate's process does, and return the weights."""
         self.drawn = self.construct(message["seed"], message["vary"])
         return place(self.drawn)
 
     def construct_again(self, message: Message, fds: list[int]) -> Message:
-        """Construct another `Model` under another seed, with the state of the first one; it answers from now on."""
+        """Construct another `Model` under another seed with the state of the first one, used from now on."""
         self.restore({}, [])
         state = self.model.state_dict()
         self._constructed(message["seed"])
@@ -119,14 +118,14 @@ class Reference(ModelRunner):
         return self.follow({"weights": self.follows}, [])
 
     def compile(self, message: Message, fds: list[int]) -> Message:
-        """Have calls go through torch.compile in the given mode; it compiles when it is called."""
+        """Call through torch.compile in the given mode from now on; the first call compiles."""
         from torch._inductor import config
 
-        # A pool of processes would outlive the call that started it. What is then read from the environment is how many
-        # threads of this process compile the kernels that there are to choose from.
+        # A pool of processes would outlive its call. The variable below is the number of threads of this process that
+        # compile the kernels to choose from.
         config.compile_threads = 1
-        # On a processor: torch's headers, compiled ahead, would lie where this child's temporary files go and nobody
-        # else's kernels find them; to make them takes longer than to compile the kernels of one model without.
+        # On a processor: precompiled headers lie in this child's temporary folder, where no other child finds them, and
+        # take longer to make than the kernels of one model without them.
         if hasattr(config, "cpp_cache_precompile_headers"):
             config.cpp_cache_precompile_headers = False
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(min(COMPILING_THREADS, torch.get_num_threads()))
@@ -135,7 +134,7 @@ class Reference(ModelRunner):
         return {}
 
     def channels_last(self, message: Message, fds: list[int]) -> Message:
-        """Convert the weights; from now on each call converts its inputs too, and its results come as they are."""
+        """Convert the weights to channels_last; from now on each call converts its inputs too."""
         model = self.model
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = _channels_last(tensor.data)
@@ -143,17 +142,17 @@ class Reference(ModelRunner):
         return {}
 
     def compilations(self, message: Message, fds: list[int]) -> Message:
-        """Return how many graphs were compiled here, and how many were found compiled."""
+        """Return the numbers of graphs that were compiled, and that were found compiled."""
         from torch._dynamo.utils import counters
 
-        # A graph that is found together with that of its gradients is not counted as the compiler's in every version.
+        # Not every version counts a graph that is found together with that of its gradients as the compiler's.
         found = max(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"])
         return {"made": counters["inductor"]["fxgraph_cache_miss"], "found": found}
 
     def weights(self, message: Message, fds: list[int]) -> Message:
         """Take other weights; return them as the model holds them, which differs where two share their memory.
 
-        On a device nothing is returned: nobody could read it from here.
+        On a device nothing is returned, since the judge could not read it.
         """
         super().weights(message, fds)
         held = dict(self.model.state_dict())
@@ -163,16 +162,16 @@ class Reference(ModelRunner):
         return place(self.drawn)
 
     def draw(self, message: Message, fds: list[int]) -> Message:
-        """Draw fresh inputs under the given seed; with gradients of the outputs where the problem asks for them.
+        """Draw inputs under the given seed, with gradients of the outputs where the problem has a backward pass.
 
-        On the given cores, where another child draws at the same time: torch's OpenMP binds each to the first of all.
+        On the given cores, for children that draw at the same time: torch's OpenMP binds each to the first core.
         """
         with on_cores(message["cores"]):
             self.drawn = self.draw_values(message["seed"])
         return place(self.drawn)
 
     def draw_values(self, seed: int) -> list[Any]:
-        """Draw the inputs under a seed, on the device that new tensors go to; with gradients where asked for."""
+        """Draw inputs under a seed on torch's default device, with gradients for a backward pass."""
         torch.manual_seed(seed)
         inputs = cast_inputs(list(self.namespace["get_inputs"]()), self.dtype)
         if not self.is_differentiated:
@@ -195,7 +194,7 @@ class Reference(ModelRunner):
         return {"work": {key: work[key] for key in ("bytes", "flops", "least_flops")}}
 
     def changes(self, message: Message, fds: list[int]) -> Message:
-        """Return by number the `inputs` that a call writes to, and the `parameters` and `buffers` that it changes."""
+        """Return the numbers of `inputs` that a call writes to, and of `parameters` and `buffers` that it changes."""
         self.follow({"weights": [(number, "") for number in range(len(self.order))]}, [])
         before = [tensor._version for tensor in self.shared]
         seed_draws(message)
@@ -215,7 +214,7 @@ class Reference(ModelRunner):
         return self.follow({"weights": []}, []) | found
 
     def called(self, arguments: Any, message: Message) -> Any:
-        """Call, and return the result with what it changes: followed weights, and inputs that the message names."""
+        """Call, and return the result with followed weights and the changed inputs that the message names."""
         inputs: list[torch.Tensor] = []
         wire.pack(arguments, inputs)
         result = self.with_state(self.model(*arguments))
@@ -251,24 +250,24 @@ def _changing(model: torch.nn.Module) -> list[str]:
     return sorted(names)
 
 
-# The plan: what the reference takes of memory, found on fake tensors. Nothing is computed, and no memory is taken.
+# The plan of the reference's memory, found on fake tensors without computing or allocating.
 
 NAME = "planned"
 BLOCK, VOLUMES = 16, 5
-"""Channels that oneDNN lays beside each other; axes of a batch of volumes."""
+"""Channels in a block of oneDNN; axes of a batch of volumes."""
 
 
 class Alive(TorchDispatchMode):
-    """A count of the bytes of all storages that operations have made and that are still held."""
+    """A count of the bytes of all living storages that operations have made."""
 
     def __init__(self, before: Iterable[torch.Tensor]) -> None:
-        """Start from the tensors in `before`: a view of one is not a storage of its own."""
+        """Exclude the storages of the tensors in `before`."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._bytes = {tensor.untyped_storage()._cdata: 0 for tensor in before}
         self._now = 0
         self.peak_bytes = 0
         self.scratch_bytes = 0
-        """Of the convolution that takes most on a processor, see `_scratch`."""
+        """Scratch memory of the largest convolution on a processor; see `_scratch`."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Sequence[Any] = (), options: dict[str, Any] | None = None
@@ -295,9 +294,9 @@ class Alive(TorchDispatchMode):
 
 
 def plan(source: str, dtype: str | None, differentiated: bool) -> dict[str, int]:
-    """Find the bytes of inputs, weights, result and float64 result, and the most that a call holds beside these.
+    """Find the bytes of inputs, weights, result and float64 result, and the peak of a call besides inputs and weights.
 
-    Any error is possible, since a reference may look at values: then there is no plan.
+    May raise any error, since a reference may depend on values; then the memory is not planned.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -320,7 +319,7 @@ def _planned(text: str, namespace: dict[str, Any], dtype: str | None, differenti
     inputs = cast_inputs(list(namespace["get_inputs"]()), dtype)
     with Alive([*_tensors(inputs), *state]) as alive, torch.set_grad_enabled(differentiated):
         results = _tensors(model(*inputs))
-    # Gradients of inputs and weights come on top, and those of what lies between.
+    # Gradients of inputs, weights and intermediate results are added.
     more = sum(map(_bytes, [*_tensors(inputs), *state])) + alive.peak_bytes if differentiated else 0
     return {
         "inputs": sum(map(_bytes, _tensors(inputs))),
@@ -333,10 +332,10 @@ def _planned(text: str, namespace: dict[str, Any], dtype: str | None, differenti
 
 
 def _scratch(given: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, transposed: bool) -> int:
-    """Return the bytes of scratch memory that a convolution takes on a processor.
+    """Return the bytes of scratch memory of a convolution on a processor.
 
-    In float64 one side is held once for each place of the kernel, group after group, whose results are then joined. In
-    narrower dtypes input and result are laid out in blocks of channels.
+    In float64 one side is held once per position of the kernel, group after group, and the results are joined. In
+    narrower dtypes input and result are stored in blocks of channels.
     """
     held, wide = (given, result) if transposed else (result, given)
     columns = math.prod(weight.shape[1:]) * held.numel() // held.shape[1]

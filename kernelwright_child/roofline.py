@@ -1,14 +1,13 @@
-"""The necessary work of a model: which bytes it must read and write, and the operations of its products.
+"""The necessary work of a model: the bytes that it must read and write, and the operations of its products.
 
-Runs in the reference's child, in a call like any other: fake tensors would compute nothing, but torch needs seconds to
-import what makes them. The result is a lower bound. Bytes are those of the entire model's inputs, weights and outputs,
-once each; what lies between can stay on the chip. An input counts as far as some operation on the way to an output
-reads it for certain, whatever its values.
+It runs in the reference's child during a normal call, since torch needs seconds to import fake tensors. The result is
+a lower bound. Bytes are those of the model's inputs, weights and outputs, once each; intermediate results can stay on
+the chip. An input counts as far as operations on the way to an output certainly read it, whatever its values.
 
-First come the tables of single operators: what they read and compute, and which of them leave no room to rearrange. An
-operator that is in no table is taken to read all its inputs and to compute nothing that counts. Products and
-convolutions count the operations of the direct algorithm, and the fewest known; a multiplication with the addition that
-follows it counts as two operations, as in every vendor's peak.
+First come the tables of single operators: their reads, their arithmetic, and whether a model may be rearranged around
+them. An operator in no table reads all its inputs and computes nothing that counts. Products and convolutions count the
+operations of the direct algorithm, and the fewest known. A multiply-add counts as two operations, as in every vendor's
+peak.
 """
 
 import math
@@ -26,14 +25,9 @@ from torch.utils.flop_counter import flop_registry
 
 class Arithmetic(NamedTuple):
     direct: int
-    """Of the direct algorithm, without what falls outside the image or between the strides."""
+    """Operations of the direct algorithm, without those outside the image or between the strides."""
     least: int
-    """Of the best algorithm known for large sizes; its transforms are left out where only their limit is known."""
-
-    def __add__(self, other: tuple[object, ...]) -> "Arithmetic":
-        if not isinstance(other, Arithmetic):
-            return NotImplemented
-        return Arithmetic(self.direct + other.direct, self.least + other.least)
+    """Operations of the best algorithm known for large sizes, without transforms of which only the limit is known."""
 
 
 NOTHING = Arithmetic(0, 0)
@@ -46,9 +40,9 @@ def product(batch: int, rows: int, inner: int, columns: int) -> Arithmetic:
 def fewest(rows: float, inner: float, columns: float) -> float:
     """Count multiply-adds of a matrix product by Strassen's recursion in Winograd's form, where it saves any.
 
-    Seven half-sized products and 15 additions of blocks: 4 of the left factor's, 4 of the right's, 7 of the result's
-    (S. Winograd, On multiplication of 2x2 matrices, Linear Algebra and its Applications 4, 1971). An addition takes the
-    place of a multiply-add.
+    Seven half-sized products and 15 additions of blocks: 4 of the left factor, 4 of the right one, 7 of the result
+    (S. Winograd, On multiplication of 2x2 matrices, Linear Algebra and its Applications 4, 1971). An addition counts as
+    a multiply-add.
     """
     plain = rows * inner * columns
     if min(rows, inner, columns) < 2:
@@ -59,11 +53,11 @@ def fewest(rows: float, inner: float, columns: float) -> float:
 
 class ConvolutionAxis(NamedTuple):
     pairs: int
-    """Pairs of a position and a tap that meet an element: neither padding nor cropped away."""
+    """Pairs of a position and a tap that fall on an element, not on padding."""
     near: int
-    """Positions with any such pair; of the output, for a transposed convolution of the input."""
+    """Positions with such a pair: of the output, for a transposed convolution of the input."""
     far: int
-    """Elements that are met; of the input, for a transposed convolution of the output."""
+    """Elements with such a pair: of the input, for a transposed convolution of the output."""
 
 
 class Window(NamedTuple):
@@ -72,8 +66,8 @@ class Window(NamedTuple):
     padding: int
     dilation: int
 
-    def meet(self, near: int, far: int) -> ConvolutionAxis:
-        """Position n meets with tap k the element n * stride - padding + k * dilation, where 0 <= it < far."""
+    def axis(self, near: int, far: int) -> ConvolutionAxis:
+        """Count pairs: position n and tap k fall on element n * stride - padding + k * dilation of `far` elements."""
         pairs, positions, elements = 0, [], []
         for tap in range(self.kernel):
             shift = tap * self.dilation - self.padding
@@ -83,7 +77,7 @@ class Window(NamedTuple):
                 continue
             pairs += end - first
             positions.append((first, end))
-            # Elements of one remainder lie a stride apart: an interval of quotients.
+            # Elements with one remainder form an interval of quotients.
             quotient, remainder = divmod(shift, self.stride)
             elements.append((remainder, first + quotient, end + quotient))
         by_remainder = {r: _union((a, b) for other, a, b in elements if other == r) for r, _, _ in elements}
@@ -91,7 +85,7 @@ class Window(NamedTuple):
 
 
 def _union(intervals: Iterable[tuple[int, int]]) -> int:
-    """Count the whole numbers that lie in at least one of the half-open intervals."""
+    """Count the integers in the union of half-open intervals."""
     total, reached = 0, None
     for first, end in sorted(intervals):
         start = first if reached is None else max(first, reached)
@@ -114,11 +108,12 @@ class Convolution(NamedTuple):
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """Direct: a multiply-add for each tap that meets an element, for each pair of channels.
+        """Operations of the convolution.
 
-        Least: a multiplication for each output and pair of channels, which minimal filtering approaches as its tiles
-        grow (S. Winograd, Arithmetic Complexity of Computations, 1980: m + r - 1 for m outputs of r taps) and the
-        Fourier transform too; summed over the channels as a matrix product is.
+        Direct: a multiply-add for each pair of position and tap, and each pair of channels. Least: a multiplication for
+        each output and pair of channels, the limit of minimal filtering for large tiles (S. Winograd, Arithmetic
+        Complexity of Computations, 1980: m + r - 1 for m outputs of r taps) and of the Fourier transform, summed over
+        the channels as a matrix product.
         """
         pairs = outputs = 1
         for axis in self._axes:
@@ -140,18 +135,19 @@ class Convolution(NamedTuple):
     def _axes(self) -> list[ConvolutionAxis]:
         sizes = zip(self.windows, self.image[2:], self.result[2:], strict=True)
         if self.transposed:
-            return [window.meet(near=own, far=made) for window, own, made in sizes]
-        return [window.meet(near=made, far=own) for window, own, made in sizes]
+            return [window.axis(near=own, far=made) for window, own, made in sizes]
+        return [window.axis(near=made, far=own) for window, own, made in sizes]
 
 
 def attention(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> Arithmetic:
-    """Count scores and weighted values of [batch, heads, tokens, features]; masks save nothing that is counted here."""
+    """Count scores and weighted values of [batch, heads, tokens, features], as without a mask."""
     batch = query[0] * query[1]
-    return product(batch, query[2], query[3], key[2]) + product(batch, query[2], key[2], value[3])
+    products = product(batch, query[2], query[3], key[2]), product(batch, query[2], key[2], value[3])
+    return Arithmetic(*map(sum, zip(*products, strict=True)))
 
 
 Kind = Literal["product", "bend", "plain", "other"]
-"""`bend`: one new value for each old one, not linear. `plain`: linear, and keeps every element. `other`: the rest."""
+"""`bend`: elementwise and not linear. `plain`: linear, and keeps every element. `other`: the rest."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -168,7 +164,7 @@ UNREAD = _words(
     "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones "
     "new_full new_empty_strided fill_ zero_ uniform_ normal_ any all"
 )
-"""Take a tensor for its shape alone, or may stop at the first element that decides."""
+"""Operators that use a tensor's shape alone, or may stop at the first decisive element."""
 PARTLY_READ = dict.fromkeys(
     _words(
         "copy_ index index_select gather take embedding _embedding_bag _embedding_bag_forward_only nll_loss_forward "
@@ -177,7 +173,7 @@ PARTLY_READ = dict.fromkeys(
     ),
     (0,),
 ) | {"where": (1, 2)}
-"""Positions of arguments of which an unknown part is read, depending on values: none of it counts."""
+"""Positions of arguments of which values decide the part that is read: none of it counts."""
 ATTENTION = "_scaled_dot_product_"
 
 
@@ -186,7 +182,7 @@ def operator_name(function: Any) -> str:
 
 
 def read_shares(name: str, arguments: Sequence[Any], result: Any) -> dict[int, float]:
-    """Return by `id` of a tensor argument the share of it that is certainly read, where that is not all."""
+    """Return the certainly read share by `id` of a tensor argument, where it is below 1."""
     tensors = {i: value for i, value in enumerate(arguments) if isinstance(value, torch.Tensor)}
     if name in UNREAD:
         return {id(value): 0.0 for value in tensors.values()}
@@ -203,13 +199,13 @@ def read_shares(name: str, arguments: Sequence[Any], result: Any) -> dict[int, f
 
 
 def _pooled(name: str, arguments: Sequence[Any]) -> float:
-    """Return a lower bound on the share of an image that windows with gaps between them look at."""
+    """Return a lower bound on the share of an image that windows with gaps between them read."""
     axes = 3 if "3d" in name else 2
     kernel = _spread(arguments[1], axes)
     stride = _spread(arguments[2] if len(arguments) > 2 and arguments[2] else kernel, axes)
     share = 1.0
     for window, step, size in zip(kernel, stride, arguments[0].shape[-axes:], strict=True):
-        # The last, incomplete windows may be left out altogether.
+        # The last, incomplete windows may be left out.
         share *= 1.0 if step <= window and size % step == 0 else min(1.0, max(0.0, (size // step - 1) * window / size))
     return share
 
@@ -220,7 +216,7 @@ def _spread(value: Any, axes: int) -> list[int]:
 
 
 def arithmetic_of(function: Any, arguments: Sequence[Any], options: dict[str, Any], result: Any) -> Arithmetic:
-    """Count the operator's arithmetic, if it is a product; without a formula of ours it is torch's, and the least 0."""
+    """Count the operator's arithmetic, if it is a product; without a formula here, by torch's, with 0 as the least."""
     name = operator_name(function)
     if name in FORMULAS:
         return FORMULAS[name](arguments, result)
@@ -241,7 +237,7 @@ def convolution(arguments: Sequence[Any], result: torch.Tensor) -> Convolution:
 
 
 def _attention(arguments: Sequence[Any]) -> Arithmetic:
-    """Count half of it where a causal mask may be meant; the least is not known then, nor with a mask of values."""
+    """Count half of it for a possible causal mask; the least is then unknown, as with a mask of values."""
     whole = attention(*(tensor.shape for tensor in arguments[:3]))
     masked = any(value is True or isinstance(value, torch.Tensor) for value in arguments[3:])
     return Arithmetic(whole.direct // 2, 0) if masked else whole
@@ -267,16 +263,16 @@ def kind_of(name: str) -> Kind:
 
 
 def repeats(given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> bool:
-    """Whether a view shows elements more than once, or not all of them: then a product of it may be done with less."""
+    """Check for a view that repeats or omits elements, so that a product of it may need fewer operations."""
     return sum(math.prod(t.shape) for t in made) != sum(math.prod(t.shape) for t in given)
 
 
 def firm(steps: Sequence[tuple[Kind, str]]) -> list[bool]:
-    """Mark the steps whose arithmetic no rearrangement of the model can save, as far as is known for certain.
+    """Mark the steps whose arithmetic no rearrangement of the model can save for certain.
 
-    Products are associative and distributive: two of them in a row may be one, or be done in another order. A sum or a
-    selection of a product needs less than all of it. So a product is firm only where all steps are products, bends and
-    plain ones, and a bend lies between it and every other product.
+    Products are associative and distributive: two in a row may be one, or be done in another order. A sum or a
+    selection of a product needs only a part of it. So a product is firm only where all steps are products, bends and
+    plain ones, with a bend between it and every other product.
     """
     marks = [False] * len(steps)
     if any(kind == "other" for kind, _ in steps):
@@ -285,26 +281,21 @@ def firm(steps: Sequence[tuple[Kind, str]]) -> list[bool]:
     for index, (kind, _) in enumerate(steps):
         if kind == "product":
             run.append(index)
+        if (kind == "bend" or index == len(steps) - 1) and len(run) == 1:
+            marks[run[0]] = True
         if kind == "bend":
-            _mark(marks, run)
             run = []
-    _mark(marks, run)
     return marks
 
 
-def _mark(marks: list[bool], run: list[int]) -> None:
-    if len(run) == 1:
-        marks[run[0]] = True
-
-
 LARGEST_MAP = 2**28
-"""Elements of a storage up to which overlapping partial reads are told apart; above, the largest read counts."""
+"""Elements of a storage up to which overlapping partial reads are joined; above, the largest read counts."""
 
 Call = Callable[[torch.nn.Module, Any], Any]
 
 
 class StorageView(NamedTuple):
-    """A part of a storage: a strided view, of which a share is certainly read."""
+    """A strided view of a storage, of which a share is certainly read."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -315,7 +306,7 @@ class StorageView(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """Distinct bytes; views that overlap themselves cannot have more than their storage."""
+        """Distinct bytes; a view that overlaps itself has at most those of its storage."""
         strided = zip(self.size, self.stride, strict=True)
         count = math.prod(size if stride else min(size, 1) for size, stride in strided)
         return min(count * self.item_bytes, self.storage_bytes) * self.share
@@ -335,11 +326,11 @@ class Tracer(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.nodes: list[Node] = []
         self._alive: dict[int, StorageWeakRef] = {}
-        """So that no address is used twice; the memory itself may go."""
+        """References that keep addresses unique, without keeping the memory."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False; to keep its compiler out of `__torch_dispatch__` torch would first import it: seconds."""
+        """Return False: torch would otherwise import its compiler, which takes seconds."""
         return False
 
     def key(self, tensor: torch.Tensor) -> int:
@@ -356,7 +347,7 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         options = options or {}
         result = function(*arguments, **options)
-        if function.namespace == "prim":  # asks for a tensor's device or the like
+        if function.namespace == "prim":  # reads a tensor's device or the like
             return result
         name = operator_name(function)
         given, made = _strided((arguments, options)), _strided(result)
@@ -377,8 +368,8 @@ def trace(model: torch.nn.Module, arguments: Any, call: Call | None = None) -> d
     """Find the work of `call(model, arguments)`; without `call`, of `model(*arguments)` without gradients.
 
     `bytes`: `read` and `written`. `flops`: operations of matrix products and convolutions by dtype, in the direct
-    algorithm. `least_flops`: the same in the best algorithm known; empty where the model could be rearranged to save
-    some (see `firm`). `operators`: the names of all that was dispatched, in order.
+    algorithm. `least_flops`: the same in the best known algorithm, where no rearrangement saves any (see `firm`).
+    `operators`: the names of all dispatched operators, in order.
     """
     tracer = Tracer()
     kept = (value for module in model.modules() for value in vars(module).values())
@@ -405,7 +396,7 @@ def _strided(tree: Any) -> list[torch.Tensor]:
 
 
 def _needed(nodes: Sequence[Node], wanted: set[int]) -> Iterator[Node]:
-    """Yield the nodes that something wanted depends on, in order; one that makes nothing decides, so it counts."""
+    """Yield the nodes that the wanted storages depend on, in order; a node without a result counts too."""
     found = []
     for node in reversed(nodes):
         if not node.makes or wanted & set(node.makes):
@@ -422,7 +413,7 @@ def _bytes(parts: Sequence[tuple[int, StorageView]]) -> int:
 
 
 def _covered(parts: set[StorageView]) -> float:
-    """Return a lower bound on the bytes that parts of one storage cover together."""
+    """Return a lower bound on the bytes in the union of parts of one storage."""
     largest = max(part.bytes for part in parts)
     sure = [part for part in parts if part.share == 1.0]
     widths = {part.item_bytes for part in sure}

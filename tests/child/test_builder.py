@@ -161,8 +161,8 @@ def test_an_error_that_was_raised_over_a_replayed_one_is_known():
 def test_the_words_of_a_hidden_failure_come_beside_an_error_that_does_not_tell_them(recorder):
     error = RuntimeError(ERROR)
     failed(recorder, error)
-    assert recorder.words_beside(AttributeError("'NoneType' object has no attribute 'run'")) == ERROR
-    assert recorder.words_beside(error) == ""
+    assert recorder.hidden_failure(AttributeError("'NoneType' object has no attribute 'run'")) == ERROR
+    assert recorder.hidden_failure(error) == ""
 
 
 def test_a_failure_is_read_once_however_it_can_be_found(recorder):

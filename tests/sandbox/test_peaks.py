@@ -159,7 +159,7 @@ WINDOWS = [Window(*words) for words in itertools.product((1, 2, 3, 5), (1, 2, 5)
 @pytest.mark.parametrize("near", [1, 7])
 @pytest.mark.parametrize("far", [1, 9, 16])
 def test_windows_meet_what_counting_one_by_one_finds(near, far):
-    assert [window.meet(near, far) for window in WINDOWS] == [met(window, near, far) for window in WINDOWS]
+    assert [window.axis(near, far) for window in WINDOWS] == [met(window, near, far) for window in WINDOWS]
 
 
 def test_a_transposed_convolution_counts_no_taps_that_are_cropped_or_fall_between_the_strides():
