@@ -1,7 +1,7 @@
-"""The CUDA driver's interface, as far as judge and workers need it, by ctypes on libcuda. Standard library only.
+"""The part of the CUDA driver's interface that judge and workers need, by ctypes on libcuda. Standard library only.
 
-The judge takes the device's primary context through it, without torch: a third of a second instead of several, and
-torch shares that context should the judge's process use it too. All addresses are plain integers.
+The judge retains the device's primary context through it without torch, in a third of a second instead of several.
+torch in the same process shares that context. All addresses are plain integers.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Copy2D(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
-    """libcuda, initialised. Raises `NoDriver` or `CudaError`."""
+    """Load and initialise libcuda. Raises `NoDriver` or `CudaError`."""
     try:
         loaded = ctypes.CDLL(LIBRARY)
     except OSError as error:
@@ -77,7 +77,7 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def checked(name: str, code: int) -> None:
-    """Raise `CudaError` where a function of the driver answered anything but success."""
+    """Raise `CudaError` unless a function of the driver succeeded."""
     if code:
         raise CudaError(name, code, _name(library(), code))
 
@@ -96,7 +96,7 @@ def driver_version() -> str:
 
 
 def device_count() -> int:
-    """Count the devices that this process may see; 0 where there is no driver."""
+    """Count the visible devices; 0 without a driver."""
     number = c_int()
     try:
         call("cuDeviceGetCount", byref(number))
@@ -106,7 +106,7 @@ def device_count() -> int:
 
 
 def toolkit_compiler() -> str | None:
-    """Return the nvcc that torch will use: of CUDA_HOME, else on the path, else in its usual place."""
+    """Return the nvcc that torch uses: of CUDA_HOME, else on the path, else in its usual folder."""
     for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")):
         if home and (Path(home) / "bin" / "nvcc").exists():
             return str(Path(home) / "bin" / "nvcc")
@@ -131,7 +131,7 @@ def device_name(ordinal: int = 0) -> str:
 
 
 class Context:
-    """The primary context of one device, current on the thread that made it. Close it."""
+    """The primary context of one device, current on the thread that made it, to be closed."""
 
     def __init__(self, ordinal: int = 0) -> None:
         self.ordinal = ordinal
@@ -145,7 +145,7 @@ class Context:
         call("cuCtxSetCurrent", self._context)
 
     def close(self) -> None:
-        """Give the context up; it ends with its last user."""
+        """Release the context, which ends with its last user."""
         if self._context:
             call("cuDevicePrimaryCtxRelease_v2", self._device)
             self._context = c_void_p()
@@ -171,17 +171,17 @@ class Context:
         return free.value, total.value
 
     def reset_persisting_l2(self) -> None:
-        """Give lines that somebody pinned in the L2 cache back to all, and allow no more in this context."""
+        """Release pinned lines of the L2 cache, and allow none in this context."""
         call("cuCtxResetPersistingL2Cache")
         if self.attribute("persisting_l2_bytes"):
             call("cuCtxSetLimit", c_int(PERSISTING_L2_SIZE), c_size_t(0))
 
 
 def begin_context(ordinal: int = 0) -> threading.Thread:
-    """Start a thread that makes the device's primary context, a third of a second, beside its caller's work."""
+    """Start a thread that makes the device's primary context in a third of a second."""
 
     def begin() -> None:
-        with suppress(CudaError):  # it is met again, and told, by who uses the device
+        with suppress(CudaError):  # the first use of the device raises it again
             Context(ordinal)
 
     thread = threading.Thread(target=begin, daemon=True)
@@ -204,7 +204,7 @@ def free(address: int) -> None:
 
 
 class Pinned:
-    """Page-locked host memory: small results come back by one asynchronous copy. Close it."""
+    """Page-locked host memory for asynchronous copies of small results, to be closed."""
 
     def __init__(self, size: int) -> None:
         self.bytes = size
@@ -222,7 +222,7 @@ class Pinned:
 
 
 class Stream:
-    """A stream of its own, that no default stream waits for; everything on it is the judge's. Close it."""
+    """A stream of the judge, for which no default stream waits, to be closed."""
 
     def __init__(self) -> None:
         self._stream = c_void_p()
@@ -239,7 +239,7 @@ class Stream:
         call("cuMemsetD8Async", c_uint64(target), ctypes.c_ubyte(byte), c_size_t(count), self._stream)
 
     def gather(self, target: int, source: int, pitch: int, rows: int) -> None:
-        """Copy `rows` words of 4 bytes, `pitch` bytes apart, to pinned memory of the host at once."""
+        """Copy `rows` words of 4 bytes at a distance of `pitch` bytes to pinned host memory in one call."""
         copy = _Copy2D()
         copy.src_type, copy.src_device, copy.src_pitch = DEVICE_MEMORY, source, pitch
         copy.dst_type, copy.dst_host, copy.dst_pitch = HOST_MEMORY, target, 4
@@ -270,12 +270,12 @@ class Stream:
 
 
 def wait_value(stream: int, address: int, value: int) -> None:
-    """Have a stream wait until the 32-bit word at an address is at least `value`, in cyclic order."""
+    """Make a stream wait until the 32-bit word at an address is at least `value`, in cyclic order."""
     call("cuStreamWaitValue32_v2", c_void_p(stream), c_uint64(address), c_uint(value), c_uint(0))
 
 
 def write_value(stream: int, address: int, value: int) -> None:
-    """Have a stream write a 32-bit word behind all that was issued to it, with a memory barrier in front."""
+    """Make a stream write a 32-bit word after its earlier work, with a memory barrier before it."""
     call("cuStreamWriteValue32_v2", c_void_p(stream), c_uint64(address), c_uint(value), c_uint(0))
 
 
@@ -285,7 +285,7 @@ class CudaEvent:
         call("cuEventCreate", byref(self.event), c_uint(0))
 
     def since(self, earlier: CudaEvent) -> float:
-        """Milliseconds from another event to this one; both must have happened."""
+        """Return the ms from another event to this one; both must have happened."""
         elapsed = c_float()
         call("cuEventElapsedTime", byref(elapsed), earlier.event, self.event)
         return elapsed.value
@@ -302,15 +302,15 @@ def copy(target: int, source: int, size: int) -> None:
         call("cuMemcpyDtoD_v2", c_uint64(target), c_uint64(source), c_size_t(size))
 
 
-# Device memory that two processes can have. `Shared` is made for it: its maker hands out a descriptor. The name of
-# another's allocation (`ipc_handle`) works for what a process allocated with cudaMalloc, as torch does.
+# Device memory that two processes share. The maker of a `Shared` exports a descriptor. The handle of an allocation
+# (`ipc_handle`) works for memory of cudaMalloc, which torch uses.
 
 PINNED, POSIX_FD, ON_DEVICE, READ_AND_WRITE = 1, 1, 1, 3
 MINIMUM_GRANULARITY, LAZY_PEER_ACCESS = 0, 1
 HANDLE_BYTES = 64
 BUFFER_ID = 7
 DONE_OFFSET = 128
-"""Of the word that says which call is done, in bytes behind the word that says which inputs are there."""
+"""Offset in bytes of the word for finished calls after the word for available inputs."""
 
 
 class _Location(ctypes.Structure):
@@ -351,10 +351,10 @@ class _Handle(ctypes.Structure):
 
 
 class Shared:
-    """Device memory behind a file descriptor: made here, or imported from its maker. Mapped; close it."""
+    """Mapped device memory behind a file descriptor, made here or imported from its maker, to be closed."""
 
     def __init__(self, ordinal: int, size: int, fd: int | None = None) -> None:
-        """`fd` None: make it. Else import it; `size` must be the maker's `bytes`."""
+        """Make the memory, or import it from `fd`; then `size` must be the maker's `bytes`."""
         location = _Location(ON_DEVICE, ordinal)
         properties = _Properties(PINNED, POSIX_FD, location, None, _Flags())
         grain = c_size_t()
@@ -392,7 +392,7 @@ class Shared:
         return fd.value
 
     def close(self) -> None:
-        """Unmap; the memory goes when every process has done so."""
+        """Unmap; the memory is freed with the last mapping of any process."""
         if self.address:
             call("cuMemUnmap", c_uint64(self.address), c_size_t(self.bytes))
             call("cuMemAddressFree", c_uint64(self.address), c_size_t(self.bytes))
@@ -403,10 +403,10 @@ class Shared:
 
 
 def chain_obstacle(ordinal: int = 0) -> str:
-    """Why calls of another process cannot be issued ahead and dealt inputs to here; empty where they can.
+    """Return the reason why calls of another process cannot be issued ahead here; empty where they can.
 
-    Stream operations on shared memory and names of allocations are tried. Where MPS runs kernels of several processes
-    side by side, what is dealt could be worked on as it comes. The calling thread needs a context.
+    Stream operations on shared memory and handles of allocations are tried. MPS runs kernels of several processes at
+    the same time, so inputs could be used while they are written. The calling thread needs a context.
     """
     if (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists():
         return "MPS lets kernels of several processes run side by side"
@@ -432,14 +432,14 @@ def address_range(address: int) -> tuple[int, int]:
 
 
 def allocation_id(address: int) -> int:
-    """Number of the allocation that holds an address: no other of this process has it, nor ever had."""
+    """Return the number of the allocation that holds an address, unique in this process for all time."""
     number = c_uint64()
     call("cuPointerGetAttribute", byref(number), c_int(BUFFER_ID), c_uint64(address))
     return number.value
 
 
 def ipc_handle(base: int) -> bytes:
-    """Return a name, for other processes, of the allocation that starts here; only for memory of cudaMalloc."""
+    """Return a handle for other processes of the allocation that starts here; only for memory of cudaMalloc."""
     handle = _Handle()
     call("cuIpcGetMemHandle", byref(handle), c_uint64(base))
     return bytes(ctypes.string_at(byref(handle), HANDLE_BYTES))

@@ -1,4 +1,4 @@
-"""The child's side of device memory: shared inputs as tensors, and where outputs lie. Both without a copy."""
+"""The child's side of device memory: shared inputs as tensors, and descriptions of outputs, both without a copy."""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from kernelwright_child import driver
 from kernelwright_child.wire import NoRoom, refuse_unplain, resolved
 
 SHARED = "shared"
-"""In place of a handle: the output lies in the memory that the judge shares for outputs."""
+"""The handle of an output in the memory that the judge shares for outputs."""
 ALIGNMENT = 64
 
 
 class ArrayInterface:
-    """Device bytes as other libraries take them in without a copy."""
+    """Device bytes for other libraries without a copy."""
 
     def __init__(self, address: int, size: int) -> None:
         self._address, self._size = address, size
@@ -26,7 +26,7 @@ class ArrayInterface:
 
 
 class MappedMemory:
-    """Memory that the judge shares by descriptor, and the tensors in it. Keep it as long as they are used."""
+    """Memory that the judge shares by descriptor, with the tensors in it. Keep it as long as they are used."""
 
     def __init__(self, fd: int, size: int, specs: Sequence[dict[str, Any]]) -> None:
         """`size`: all bytes of the allocation; `specs`: dtype, shape, and offset in bytes of each tensor."""
@@ -47,16 +47,16 @@ class MappedMemory:
         if count == 0:
             return torch.empty(spec["shape"], dtype=dtype, device="cuda")
         data = self._whole[spec["offset"] : spec["offset"] + count * dtype.itemsize]
-        return data.view(dtype).view(spec["shape"]).data  # what is written to one is no change of the others
+        return data.view(dtype).view(spec["shape"]).data  # separate version counters
 
 
 class Spill:
-    """Shared memory for outputs whose own memory the judge cannot map; filled from the start in each call."""
+    """Shared memory for outputs that the judge cannot map, filled from the start in each call."""
 
     def __init__(self) -> None:
         self._memory: MappedMemory | None = None
         self.takes_all = False
-        """Whether the judge can map nothing of this process."""
+        """Whether the judge can map no memory of this process."""
         self._used = 0
 
     def use(self, memory: MappedMemory) -> None:
@@ -66,7 +66,7 @@ class Spill:
         self._used = 0
 
     def take(self, tensor: torch.Tensor) -> dict[str, Any]:
-        """Copy an output here and return where it lies. Part of the call's time."""
+        """Copy an output here and describe it, as part of the call's time."""
         size = tensor.numel() * tensor.element_size()
         room = self._memory.tensors[0] if self._memory is not None else None
         if room is None or self._used + size > room.numel():
@@ -80,9 +80,9 @@ class Spill:
 def describe(
     tensor: torch.Tensor, spill: Spill | None = None, waits: bool = True
 ) -> tuple[dict[str, Any], torch.Tensor]:
-    """Return where a device tensor lies, for the judge to map, and the tensor to keep alive until it has done so.
+    """Describe a device tensor for the judge to map; return the tensor to keep alive until then too.
 
-    Memory that no other process can map (of cudaMallocAsync, managed, or the judge's own; or all, where the driver
+    Memory that no other process can map (of cudaMallocAsync, managed, or shared by the judge; or all, where the driver
     forbids it) is copied first, as part of the call's time. Unless it `waits`, it raises `NoRoom` instead.
     """
     refuse_unplain(tensor, "cuda")
@@ -112,9 +112,9 @@ def describe(
 
 
 _handles: dict[int, str] = {}
-"""By allocation: naming one takes a system call, which belongs to no later call's time.
+"""Handles by allocation number, since making one takes a system call.
 
-Not by its place: memory that was given back and taken again lies where it lay before, and has another name.
+An address would not do: memory that was freed and allocated again has the same address and another handle.
 """
 
 

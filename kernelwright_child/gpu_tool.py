@@ -1,7 +1,7 @@
 """A tool of the CUDA toolkit around a program that calls the candidate.
 
-`Tools` is for a child that runs nothing of the candidate itself; it starts the tool, and below it the program, `main`,
-in the same jail. They and their report belong to the candidate's user, so what is reported here is a hint.
+`Tools` is for a child that runs nothing of the candidate; it starts the tool, and below it the program `main`, in the
+same jail. They and their report belong to the candidate's user, so the report is not trusted.
 """
 
 import json
@@ -24,11 +24,11 @@ START = (
     "from kernelwright_child.gpu_tool import main; main(sys.argv[1:])"
 )
 START_BYTES, END_BYTES = 60_000, 4000
-"""Of a report; what was printed is told from its end alone. All of it is one message."""
+"""Characters of a report, and of the end of the output, which share one message."""
 
 
 class Tools:
-    """Holds what a call needs, and makes the call under a tool."""
+    """The values of a call, and the call under a tool."""
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, Any]] = {}
@@ -37,16 +37,16 @@ class Tools:
         return {"keep": self.keep, "under tool": self.run}
 
     def keep(self, message: Message, fds: list[int]) -> Message:
-        """Hold the memory of a tree's tensors, for the program to map: nobody promises that a tool hands it on."""
+        """Keep the memory of a tree's tensors for the program to map, since a tool may not pass descriptors on."""
         path = f"/proc/{os.getpid()}/fd/{fds[0]}" if fds else None
         self._kept[message["name"]] = {"tree": message["tree"], "path": path, "specs": message.get("specs", [])}
         return {}
 
     def run(self, message: Message, fds: list[int]) -> Message:
-        """Return the exit code of the tool, its report, and the end of what it and the program printed.
+        """Return the exit code of the tool, its report, and the end of its output and the program's.
 
-        `command` are the words in front of the program's own, `environment` is what they need beside this child's,
-        `plan` is for `main`; in all of them `{report}` is the file of the report.
+        `command` is the prefix of the program's command line, `environment` its additional variables, and `plan` is for
+        `main`; `{report}` stands for the report's file.
         """
         os.sched_setaffinity(0, message["cores"])
         folder = Path(os.environ["TMPDIR"])
@@ -67,7 +67,7 @@ class Tools:
 
 
 def _text(path: Path) -> str:
-    """Return the start and the end of a file; empty where there is none that can be read."""
+    """Return the start and the end of a file; empty for an unreadable one."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
@@ -80,9 +80,9 @@ def _text(path: Path) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Call the candidate twice as the file `[PLAN]` says; where it fails, print the error and exit with code 1.
+    """Call the candidate twice by the file `[PLAN]`; where it fails, print the error and exit with code 1.
 
-    The first call compiles and tunes what compiles and tunes itself; a profiler looks at the second one alone.
+    The first call may compile and tune; a profiler sees only the second one.
     """
     plan = json.loads(Path(arguments[0]).read_text())
     try:
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _trial(plan: dict[str, Any]) -> Callable[[], object]:
-    """Return a small correct call: whether the tool works here at all."""
+    """Return a small correct call, to try the tool."""
     values = torch.ones(2**20, device=plan["device"])
     return lambda: values.mul_(2)
 

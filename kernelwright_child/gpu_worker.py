@@ -1,6 +1,6 @@
-"""Answers of a worker that uses the device, in place of those of a processor.
+"""Handlers of a worker on a device, in place of those for a processor.
 
-The candidate shares this process and may change all of it. Nothing here is relied on: the judge looks at the outputs
+The candidate shares this process and may change all of it. Nothing here is trusted: the judge samples the outputs
 itself, before it stops its clock and after.
 """
 
@@ -20,16 +20,14 @@ from kernelwright_child.observe import kernels_of
 from kernelwright_child.wire import Handler, Message
 
 WIDEST_ITEM = 8
-"""Bytes of an element of the widest dtype that outputs come in, complex ones aside."""
-
-
+"""Bytes of the widest output element, complex dtypes aside."""
 CYCLES_A_MS = 2_000_000
 MANY = 2**18
-"""Elements that are enough for torch to share a loop on the host among its threads."""
+"""Elements from which torch runs a host loop on several threads."""
 
 
 def use_device(worker: ModelRunner, handlers: dict[str, Handler]) -> None:
-    """Answer on the device from now on: replace the handlers of the same names."""
+    """Replace the handlers by those for the device."""
     device = OnDevice(worker)
     handlers.update(device.handlers() | Tools().handlers())
     if hasattr(worker, "draw_values"):
@@ -37,9 +35,9 @@ def use_device(worker: ModelRunner, handlers: dict[str, Handler]) -> None:
 
 
 def get_ready(threads: int) -> None:
-    """Do what every model waits for the first time: threads, the device's context, memory, copies and small kernels.
+    """Initialise threads, the device's context, memory, copies and small kernels before the model is known.
 
-    Nothing is known here of the model that comes. The driver makes its context while the host's threads start.
+    The driver makes its context while the host's threads start.
     """
     making = driver.begin_context()
     torch.set_num_threads(threads)
@@ -56,18 +54,18 @@ def get_ready(threads: int) -> None:
 
 
 class OnDevice:
-    """The GPU's part of a worker; holds the memory that is shared with it."""
+    """The GPU's part of a worker, with the shared memory."""
 
     def __init__(self, worker: ModelRunner) -> None:
         self.worker = worker
         self._memory: gpu_memory.MappedMemory | None = None
         self._spill: gpu_memory.Spill | None = None if hasattr(worker, "draw_values") else gpu_memory.Spill()
-        """Where outputs go that cannot be mapped; a reference copies them to where they can."""
+        """Memory for outputs that cannot be mapped; a reference copies them to mappable memory."""
         self._events: tuple[Any, Any] | None = None
         self._nothing: torch.Tensor | None = None
         self._woken: torch.Tensor | None = None
         self._kept: list[torch.Tensor] = []
-        """Outputs that the judge may still look at."""
+        """Outputs that the judge may still read."""
         self._flags: driver.Shared | None = None
         self._timed: list[list[Any]] = []
 
@@ -112,7 +110,7 @@ class OnDevice:
         return {}
 
     def _give_back(self) -> None:
-        """Release the memory that was shared last: a mapping keeps it."""
+        """Unmap the memory that was shared last."""
         self._kept, self.worker.results = [], None
         if self._memory is not None:
             torch.cuda.synchronize()
@@ -120,26 +118,26 @@ class OnDevice:
             self._memory = None
 
     def share_outputs(self, message: Message, fds: list[int]) -> Message:
-        """Map device memory for outputs that the judge could not map where they are."""
+        """Map device memory for outputs that the judge cannot map."""
         self._spill = self._spill or gpu_memory.Spill()
         self._spill.use(gpu_memory.MappedMemory(fds[0], message["bytes"], message["specs"]))
         os.close(fds[0])
         return {}
 
     def trial(self, message: Message, fds: list[int]) -> Message:
-        """Show a small tensor as outputs are shown, for the judge to try to map."""
+        """Describe a small tensor, for the judge to try to map."""
         self._kept = [torch.ones(1024, device="cuda")]
         torch.cuda.synchronize()
         return {"tensors": [gpu_memory.describe(self._kept[0])[0]]}
 
     def copy_outputs(self, message: Message, fds: list[int]) -> Message:
-        """Put all outputs into the memory that is shared for them from now on."""
+        """Copy all later outputs to the memory that is shared for them."""
         assert self._spill is not None
         self._spill.takes_all = True
         return {}
 
     def call(self, message: Message, fds: list[int]) -> Message:
-        """Call once on the shared inputs; `device_ms` is by the device's events, if the candidate left them alone."""
+        """Call once on the shared inputs; `device_ms` is by the device's events, which a candidate may falsify."""
         with torch.no_grad():
             return self.timed(lambda arguments: self._run(*arguments), message)
 
@@ -147,17 +145,17 @@ class OnDevice:
         return self.timed(self._differentiated, message)
 
     def share_flags(self, message: Message, fds: list[int]) -> Message:
-        """Map the words by which the judge and this process's stream tell each other how far they are."""
+        """Map the words by which the judge and this process's stream synchronise."""
         self._flags = driver.Shared(torch.cuda.current_device(), message["bytes"], fds[0])
         os.close(fds[0])
         return {}
 
     def ahead(self, message: Message, fds: list[int]) -> Message:
-        """Issue calls ahead on the shared inputs; the device runs each once the judge's flag says that they are new.
+        """Issue calls ahead on the shared inputs; the device runs each after the judge's flag for new inputs.
 
-        `host_ms` is the time to issue each; `times` returns the device's. With `show` the answer says where the results
-        lie. Two options need flags that are there already. With `waits` each call is waited for, and `latency_ms` is
-        its time from an idle device; `spin_ms` keeps the device busy for as long first.
+        `host_ms` is the time to issue each; `times` returns the device's times. With `show` the answer describes the
+        results. Two options need flags that are set already. With `waits` each call is awaited, and `latency_ms` is its
+        time on an idle device; `spin_ms` keeps the device busy for that time first.
         """
         assert self._flags is not None
         stream = torch.cuda.current_stream()
@@ -208,12 +206,12 @@ class OnDevice:
         return touch
 
     def times(self, message: Message, fds: list[int]) -> Message:
-        """Wait for the calls that were issued ahead; `device_ms` of each by its events."""
+        """Wait for the issued calls, and return `device_ms` of each by its events."""
         torch.cuda.synchronize()
         return {"device_ms": [start.elapsed_time(end) for start, end in self._timed]}
 
     def nothing(self, message: Message, fds: list[int]) -> Message:
-        """Make a call that computes next to nothing: the cost of the protocol."""
+        """Make an almost empty call, for the cost of the protocol."""
         if self._nothing is None:
             self._nothing = torch.zeros(1024, dtype=torch.uint8, device="cuda")
         result = self._nothing
@@ -225,14 +223,14 @@ class OnDevice:
         return self._shown(self.worker.results)
 
     def rest(self, message: Message, fds: list[int]) -> Message:
-        """Let go of the last result and of all memory that torch keeps for the next call."""
+        """Free the last result and all memory that torch caches."""
         self._kept, self.worker.results = [], None
         gpu_memory.forget()
         torch.cuda.empty_cache()
         return {}
 
     def kernels(self, message: Message, fds: list[int]) -> Message:
-        """Return the kernels of a call on the shared inputs as they are."""
+        """Return the kernels of a call on the present inputs."""
         arguments = wire.unpack(message["arguments"], self.worker.shared)
         with torch.no_grad():
             return {"kernels": kernels_of(lambda: self._run(*arguments))[:64]}
@@ -249,7 +247,7 @@ class OnDevice:
         return differentiate(self.worker.run, weights_of(self.worker.model, self.worker.order), values)
 
     def timed(self, run: Callable[[Any], Any], message: Message) -> Message:
-        """Run on the shared inputs, wait for the device, return where the outputs lie."""
+        """Run on the shared inputs, wait for the device, and describe the outputs."""
         arguments = wire.unpack(message["arguments"], self.worker.shared)
         self._kept, self.worker.results = [], None
         assert self._events is not None
@@ -266,9 +264,9 @@ class OnDevice:
         return shown | {"device_ms": device_ms}
 
     def _shown(self, value: Any, waits: bool = True) -> Message:
-        """Return the structure of a value and where its tensors lie, which stay there until the next question.
+        """Describe a value, whose tensors stay alive until the next question.
 
-        Unless it `waits`, it raises `NoRoom` for tensors that have to be copied first.
+        Unless it `waits`, it raises `NoRoom` for tensors that must be copied first.
         """
         tensors: list[torch.Tensor] = []
         tree = wire.pack(value, tensors)
@@ -280,7 +278,7 @@ class OnDevice:
 
 
 class Drawing:
-    """The reference's own part: inputs and float64 results on the device."""
+    """The part of a reference: inputs and float64 results on the device."""
 
     def __init__(self, device: OnDevice) -> None:
         self._device = device
@@ -311,7 +309,7 @@ class Drawing:
         }
 
     def draw(self, message: Message, fds: list[int]) -> Message:
-        """Put fresh inputs under the given seed into the shared memory, where the judge takes them from."""
+        """Draw inputs under the given seed into the shared memory, for the judge to copy."""
         tensors: list[torch.Tensor] = []
         tree = wire.pack(self._drawn(message), tensors)
         for place, tensor in zip(self._device.worker.shared, tensors, strict=True):
@@ -322,24 +320,24 @@ class Drawing:
         return {"tree": tree}
 
     def _drawn(self, message: Message) -> Any:
-        """Make the inputs on the device where the problem's own code can be moved there.
+        """Make the inputs on the device where the problem's own code allows it.
 
-        With `on_host` it is not tried: there they take none of the device's memory.
+        With `on_host` they are made on the host, without device memory.
         """
         if not message.get("on_host"):
             try:
                 with torch.device("cuda"):
                     return self._reference.draw_values(message["seed"])
             except torch.OutOfMemoryError:
-                raise  # others may give some back
-            except Exception:  # a generator or an array of the host's: whatever it is, it works without us
+                raise  # others may free some
+            except Exception:  # code for the host alone, such as a generator or an array
                 pass
         return self._reference.draw_values(message["seed"])
 
     def size(self, message: Message, fds: list[int]) -> Message:
-        """Return the bytes that a call on the shared inputs takes.
+        """Return the bytes of a call on the shared inputs: result, float64 result, peak and weights.
 
-        Its result and a float64 one, each tensor with some room; all that is alive at once in it; weights.
+        Results include an alignment for each tensor.
         """
         arguments = wire.unpack(message["arguments"], self._device.worker.shared)
         torch.cuda.empty_cache()
@@ -367,7 +365,7 @@ class Drawing:
         return self._exact(lambda model, values: differentiate(model, weights_of(model, order), values), message)
 
     def _exact(self, call: Callable[[Any, Any], Any], message: Message) -> Message:
-        """Run on the device, or on the processor where memory is too small; then only the result moves."""
+        """Run on the device, or on the processor where memory is too small, and move the result."""
         model = self._reference.model
 
         def here(arguments: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Finished builds by content: a candidate that was built once is not built again; and a build's record, as evidence.
+"""A store of finished builds by content, and the record of a build as evidence.
 
-The judge copies a build folder in after its builder has ended, and out into a fresh work folder before a worker starts.
-No child ever sees the store. A candidate's build is found again only under its own complete source, so nobody reads or
-changes the products of another. The record, and which extensions failed, are its own child's claims.
+The judge copies a build folder in after its builder has ended, and out into a new work folder before a worker starts.
+No child ever sees the store. The key contains the complete source, so no candidate reads or changes the build of
+another. The record and the list of failed extensions are claims of the child.
 """
 
 import json
@@ -32,31 +32,31 @@ LOG = logging.getLogger(__name__)
 MAX_BYTES = 256 * 1024
 MAX_LINES = 64
 LONGEST_WAY = 200
-"""In characters, of what is told of one compilation."""
+"""Characters of the line on one compilation."""
 Way = Literal["stock", "light", "fast linker"]
 
 
 class Compilation(Record):
     extension: str
-    """The name of its build folder."""
+    """Name of the build folder."""
     file: str
     way: Way
-    """`light`: with the light header; `stock`: as without us."""
+    """`light`: with the light header; `stock`: without shortcuts."""
     failed: tuple[Way, ...] = ()
-    """Ways that were tried before and did not compile."""
+    """Earlier ways that did not compile."""
     seconds: float
     compiled: bool = True
-    """False where no way led to the end."""
+    """False where every way failed."""
 
 
 class BuildRecord(Record):
-    """The record of a candidate's build. The child's claim: it explains a build and never decides a verdict."""
+    """The record of a candidate's build, a claim of the child that never decides a verdict."""
 
     compilations: tuple[Compilation, ...] = ()
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """One phrase for each compilation: what was compiled, how, and in how many seconds."""
+        """A phrase for each compilation with its file, way and seconds."""
         return tuple(
             one_line(
                 f"{run.extension} {run.file}: {run.way}, {run.seconds:.1f} s{'' if run.compiled else ', failed'}",
@@ -67,7 +67,7 @@ class BuildRecord(Record):
 
 
 def read_record(work_folder: Path) -> BuildRecord:
-    """Read the record of the builder in this work folder; call it when that has ended. Skips malformed lines."""
+    """Read the builder's record in this work folder after its end. Skips malformed lines."""
     try:
         fd = os.open(work_folder / "home" / REPORT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
@@ -84,39 +84,38 @@ def read_record(work_folder: Path) -> BuildRecord:
 
 
 INDEX = "built.json"
-"""The builder's list of what it built, see `kernelwright_child.builder`; it imports torch, and is not imported
-here."""
+"""The index of `kernelwright_child.builder`, which is not imported here since it imports torch."""
 
 LIMIT_BYTES = 2 * 2**30
 BUILD_BYTES, BUILD_FILES, BUILD_DEPTH = 2**29, 4096, 8
-"""A build above these is not kept."""
+"""Limits of a kept build."""
 FORMAT = "2"
 
 
 class BuildStore(FolderStore):
-    """Nothing raises for what is on disk: a build that cannot be kept or read is simply built again."""
+    """The store of finished builds. A build that cannot be kept or read is built again; nothing raises."""
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         super().__init__("builds", limit_bytes, Bounds(BUILD_BYTES, BUILD_FILES, BUILD_DEPTH))
 
     @staticmethod
     def key(source: str, toolchain: Toolchain | None, **more: str) -> str:
-        """Compute the key of a finished build, as 64 hex digits: the source, the toolchain, and `more` from the caller.
+        """Compute the key of a finished build, as 64 hex digits, from source, toolchain and `more`.
 
-        To add: the constructor's arguments, the architecture of the device, settings that change how things are built.
+        `more` has the constructor's arguments, the device's architecture, and settings that change a build.
         """
         facts = [FORMAT, source, toolchain.digest if toolchain else "", str(toolchain and toolchain.nvcc)]
         return digest_of(facts + [f"{name}={value}" for name, value in sorted(more.items())])
 
     def keep(self, key: str, folder: Path) -> bool:
-        """Copy a finished build folder in; the builder must have ended. False where it is not fit to be kept."""
+        """Copy a finished build folder in after the builder's end. False where it cannot be kept."""
         if self.use(key) is None and not _is_complete(folder):
-            LOG.info("the build in %s is not kept: not all that its index names lies in it", folder)
+            LOG.info("the build in %s is not kept: files of its index are missing", folder)
             return False
         return super().keep(key, folder)
 
     def keep_more(self, key: str, folder: Path) -> bool:
-        """Keep it in place of the entry under this key: something was built that is not in it."""
+        """Replace the entry under this key, which lacks a later build."""
         if not _is_complete(folder):
             return False
         self.forget(key)
@@ -124,9 +123,9 @@ class BuildStore(FolderStore):
 
 
 def _is_complete(build: Path) -> bool:
-    """Whether everything that the builder has made is in the build folder: else a worker elsewhere could not load it.
+    """Check that every built file is in the build folder, since a worker elsewhere could not load others.
 
-    A failed build is replayed from its words, and needs nothing more.
+    A failed build needs no file.
     """
     try:
         with open(os.open(build / INDEX, READING), "rb") as file:
@@ -138,14 +137,14 @@ def _is_complete(build: Path) -> bool:
 
 
 MAX_INDEX_BYTES = 4 * 2**20
-MAX_TOLD = 8
+MAX_FAILURES = 8
 LONGEST_NAME = 60
 LONGEST_LINE = 400
-"""In characters, of what is told of one of them."""
+"""Characters of the line on one failure."""
 
 
 class FailedBuild(NamedTuple):
-    """One extension, and what was said when it could not be built. The child's claim: it decides nothing."""
+    """An extension that failed to build, with its output: a claim of the child that decides nothing."""
 
     extension: str
     text: str
@@ -160,34 +159,31 @@ class FailedBuild(NamedTuple):
 
 
 def read_failures(build: Path, printed: str = "") -> tuple[FailedBuild, ...]:
-    """Read the failures that the index in a build folder names, each once; call it when the builder has ended.
+    """Read the failures in the index of a build folder, each once, after the builder's end.
 
-    `printed` is the builder's output: of a verbose build the compiler's words are only there.
+    `printed` is the builder's output, the only place of the compiler's output in a verbose build.
     """
     try:
         with open(os.open(build / INDEX, READING), "rb") as file:
             entries = list(json.loads(file.read(MAX_INDEX_BYTES)).values())
     except (OSError, ValueError, AttributeError, RecursionError):
         return ()
-    told: dict[tuple[str, str], None] = {}  # an entry stands there under several keys
+    failures: dict[tuple[str, str], None] = {}  # an entry has several keys
     for entry in entries:
         match entry:
             case {"extension": str() as extension, "error": str(), "text": str() as text}:
-                told[extension, text] = None
+                failures[extension, text] = None
     return tuple(
         FailedBuild(
             one_line(extension, LONGEST_NAME),
             escaped(text if names_an_error(text) else f"{printed}\n{text}"),
         )
-        for extension, text in list(told)[:MAX_TOLD]
+        for extension, text in list(failures)[:MAX_FAILURES]
     )
 
 
-GIB = 2**30
-
-
 def shortcuts_found() -> str | None:
-    """Describe the compiler and what is kept for it; None where there is no compiler to shorten anything for."""
+    """Describe the compiler and the caches for it; None without a supported compiler."""
     found = toolchain()
     if found is None or not found.is_gcc:
         return None
@@ -196,6 +192,6 @@ def shortcuts_found() -> str | None:
     header = "torch's light header" if headers_are_ready(found) else "no light header of torch's yet"
     return (
         f"{found.compiler}{linker}; {header} and {len(BuildStore())} finished builds; all that is kept takes "
-        f"{everything.size_bytes() / GIB:.1f} of {everything.limit_bytes / GIB:.1f} GiB ({LIMIT_VARIABLE}) in "
+        f"{everything.size_bytes() / 2**30:.1f} of {everything.limit_bytes / 2**30:.1f} GiB ({LIMIT_VARIABLE}) in "
         f"{cache_root()}"
     )

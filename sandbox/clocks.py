@@ -1,4 +1,4 @@
-"""Clocks and reasons for slowness of a device, by ctypes on NVML; and which timed samples they speak against."""
+"""Clocks and throttle reasons of a device, by ctypes on NVML, and the timed samples that they invalidate."""
 
 import ctypes
 import statistics
@@ -24,11 +24,9 @@ REASONS = {
 """Bits of NVML's clock event reasons."""
 SEVERE = 0x8 | 0x20 | 0x40 | 0x80
 SLOW_SHARE = 0.9
-"""A sample at a lower clock than this share of the session's median is no sample."""
-
-
+"""A sample below this share of the session's median clock does not count."""
 BUSY = 99
-"""Per cent of the time."""
+"""Utilisation in per cent."""
 
 
 class ClockSample(Record):
@@ -43,7 +41,7 @@ class ClockSample(Record):
 
 
 def steady(samples: Sequence[ClockSample | None]) -> list[bool]:
-    """Tell which samples count: not those at a low clock or under a severe reason. Without NVML all count. Pure."""
+    """Mark the samples that count: not those at a low clock or with a severe reason. Without NVML all count."""
     known = [sample.sm_mhz for sample in samples if sample is not None]
     least = SLOW_SHARE * statistics.median(known) if known else 0
     return [s is None or (s.sm_mhz >= least and not s.reasons & SEVERE) for s in samples]
@@ -55,7 +53,7 @@ class Facts(NamedTuple):
     celsius: int | None
     watts: float | None
     processes: tuple[int, ...]
-    """Of all who have a compute context on the device, as NVML numbers them."""
+    """Processes with a compute context on the device, as NVML numbers them."""
 
 
 class _Process(ctypes.Structure):
@@ -63,7 +61,7 @@ class _Process(ctypes.Structure):
 
 
 class Clocks:
-    """One device's NVML handle; an answer is None where there is no NVML, or it does not say. Close it."""
+    """An NVML handle of one device, to be closed. Answers are None where NVML or a value is missing."""
 
     def __init__(self, uuid: str) -> None:
         self._library: ctypes.CDLL | None = None
@@ -80,18 +78,18 @@ class Clocks:
         self._library = library
 
     def sample(self) -> ClockSample | None:
-        """Tens of microseconds; never inside the clock."""
+        """Read clocks and throttle reasons in tens of microseconds; never within a timed call."""
         sm, memory = (self._number("nvmlDeviceGetClockInfo", kind) for kind in (SM, MEMORY))
         reasons = c_ulonglong()
-        told = self._asks("nvmlDeviceGetCurrentClocksThrottleReasons", byref(reasons)) or self._asks(
+        known = self._asks("nvmlDeviceGetCurrentClocksThrottleReasons", byref(reasons)) or self._asks(
             "nvmlDeviceGetCurrentClocksEventReasons", byref(reasons)
         )
         if sm is None or memory is None:
             return None
-        return ClockSample(sm_mhz=sm, memory_mhz=memory, reasons=reasons.value if told else 0)
+        return ClockSample(sm_mhz=sm, memory_mhz=memory, reasons=reasons.value if known else 0)
 
     def is_busy(self) -> bool:
-        """Whether kernels ran all the time in the last part of a second; not where NVML does not tell."""
+        """Check that kernels ran all the time in the last part of a second; false without NVML."""
         shares = (c_uint * 2)()
         return self._asks("nvmlDeviceGetUtilizationRates", shares) and shares[0] >= BUSY
 
@@ -121,7 +119,7 @@ class Clocks:
         return value.value if self._asks(name, *map(c_uint, arguments), byref(value)) else None
 
     def _asks(self, name: str, *arguments: object) -> bool:
-        """Call a function of NVML on the device; whether it answered."""
+        """Call a function of NVML on the device; return whether it succeeded."""
         if self._library is None or not hasattr(self._library, name):
             return False
         answer: int = getattr(self._library, name)(self._handle, *arguments)

@@ -1,12 +1,12 @@
-"""Timing locks: one for this machine's processors, with a place for each core, and one for each GPU; and plain locks.
+"""Timing locks: one for this machine's processors, with a slot for each core, and one for each GPU; and file locks.
 
-A timing has its cores alone; on a GPU it has that GPU alone, and shares its cores with builds. A build on cores that a
-timing would need shares them with other builds. Measuring the processors disturbs every timing, so it takes all of
-them. So parts of a processor are timed on side by side, and everything else waits, and says for whom.
+A timing on processors has its cores alone. A timing on a GPU has that GPU alone, and shares its cores with builds.
+Builds share cores with each other. Measuring the processors' peaks disturbs every timing, so it takes all cores.
+Separate cores are timed on at the same time; everything else waits, and reports the holder.
 
-The locks are advisory, on single bytes of files (of an open file each, so that threads wait for each other like
-processes do). They end with their holder, however that ends. Nobody waits for ever: each place has a door that the one
-who waits keeps closed, and places are taken in one order, a GPU before the processors.
+The locks are advisory, on single bytes of files. They belong to an open file, so that threads wait for each other as
+processes do, and end with their holder. Each slot has a second byte, the gate, that a waiting process holds, so that
+nothing starves. Slots are taken in one order, a GPU before the processors.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ EVERYBODYS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def try_lock(fd: int, how: int = fcntl.LOCK_EX) -> bool:
-    """Take a lock on an open file, if no conflicting one is held; whether it was taken."""
+    """Take a lock on an open file, if no conflicting one is held; return whether it was taken."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -45,7 +45,7 @@ def try_lock(fd: int, how: int = fcntl.LOCK_EX) -> bool:
 
 
 def unlock(fd: int) -> None:
-    """Give back the lock of `try_lock` for all that have this file open, such as a fork; it goes with the last."""
+    """Release the lock of `try_lock` for all processes with this open file, such as a fork."""
     fcntl.flock(fd, fcntl.LOCK_UN)
 
 
@@ -65,10 +65,10 @@ def _lock_byte(fd: int, byte: int, kind: int) -> None:
 
 
 def open_own(path: Path) -> int:
-    """Open a file of this user that locks are taken on, made where it is not there.
+    """Open this user's lock file, or create it.
 
-    Its name may be known to others, who may have put something of theirs in its place: never through a link, and
-    `MachineError`, which names it, for what is another user's or no file.
+    Others may know its name and place something there: links are refused, and `MachineError` names what is another
+    user's or not a file.
     """
     try:
         fd = os.open(path, OWN, 0o600)
@@ -78,18 +78,18 @@ def open_own(path: Path) -> int:
     if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
         return fd
     os.close(fd)
-    raise _useless(path, "it belongs to another user" if stat.S_ISREG(found.st_mode) else "it is no file")
+    raise _useless(path, "it belongs to another user" if stat.S_ISREG(found.st_mode) else "it is not a file")
 
 
 def open_everybodys(path: Path) -> int:
-    """Open a file that locks of all users are taken on, made where it is not there. Raises `MachineError`."""
+    """Open the lock file of all users, or create it. Raises `MachineError`."""
     try:
         try:
             fd = os.open(path, EVERYBODYS)  # with O_CREAT the kernel may refuse another user's file in a sticky folder
         except FileNotFoundError:
             fd = os.open(path, EVERYBODYS | os.O_CREAT, 0o666)
     except OSError as error:
-        raise MachineError(f"{path} can not be opened ({error.strerror}); remove it or change its owner") from None
+        raise MachineError(f"{path} cannot be opened ({error.strerror}); remove it or change its owner") from None
     with contextlib.suppress(OSError):  # another user's file keeps that user's permissions
         os.fchmod(fd, 0o666)
     return fd
@@ -97,31 +97,31 @@ def open_everybodys(path: Path) -> int:
 
 def _useless(path: Path, why: str) -> MachineError:
     return MachineError(
-        f"the lock {path} can not be used ({why}); remove it, or set TMPDIR to a folder that only you can write to"
+        f"the lock {path} cannot be used ({why}); remove it, or set TMPDIR to a folder that only you can write to"
     )
 
 
 POLL_S = 0.02
 REPORT_AFTER_S = 1.0
-"""Waiting for longer is reported."""
+"""A longer wait is reported."""
 MEASURING_S = 600.0
-"""The longest that anybody waits to measure the processors."""
+"""The longest wait to measure the processors."""
 LOOKS, LOOK_S, REPORT_S = 5, 0.1, 10.0
-"""Looks at the load that count as one, and seconds between them; seconds between reports of waiting."""
+"""Consecutive checks of the load, seconds between them, and seconds between reports of waiting."""
 RAN_ON = 36
-"""The core that a thread was last on, among the fields of its `stat` from the state on."""
-DOORS = 2**20
-"""The byte of the first place's door."""
+"""Index of a thread's last core among the fields of its `stat` from the state on."""
+GATES = 2**20
+"""The byte of the first slot's gate."""
 NAME_BYTES = 16
-"""Of the file's text, for each place: the number of the process that has it."""
+"""Bytes of the file's text per slot, for the number of the holding process."""
 WHOLE = 0
-"""The place of the processors as a whole; that of a core comes after it, by the core's number."""
+"""The slot of all processors; the slots of cores follow by number."""
 
 
 class WaitLimit(NamedTuple):
     limit_s: float | None = None
     stopped: Callable[[], bool] = lambda: False
-    """Asked repeatedly: whether nobody wants the lock any more."""
+    """Polled: whether the lock is no longer wanted."""
 
 
 PATIENT = WaitLimit()
@@ -129,9 +129,9 @@ PATIENT = WaitLimit()
 
 @contextmanager
 def processor_lock(cores: tuple[int, ...], shared: bool = False, waiting: WaitLimit = PATIENT) -> Iterator[None]:
-    """Keep others from timing on these cores, and from measuring; shared, others may share them.
+    """Keep others from timing on these cores, and from measuring; `shared`: allow other shared holders.
 
-    Not to be nested, nor to be held around `measuring`. Raises `MachineError` where the waiting is stopped.
+    Do not nest it, or hold it around `measuring`. Raises `MachineError` where the waiting is stopped.
     """
     with _lock(processor_path(), "the processor", waiting) as lock:
         lock.take(WHOLE, shared=True)
@@ -142,16 +142,16 @@ def processor_lock(cores: tuple[int, ...], shared: bool = False, waiting: WaitLi
 
 @contextmanager
 def measuring(wait_s: float = MEASURING_S) -> Iterator[None]:
-    """Keep everybody from timing and from measuring. Raises `MachineError` where that does not come about."""
+    """Keep all others from timing and from measuring. Raises `MachineError` after `wait_s`."""
     with _lock(processor_path(), "the processor", WaitLimit(wait_s)) as lock:
         lock.take(WHOLE)
         yield
 
 
 def report_load(cores: tuple[int, ...], threads: int, wait: bool, waiting: WaitLimit = PATIENT) -> None:
-    """Report others that compute on these cores where this many threads are timed; with `wait`, wait for their end.
+    """Report other programs on these cores next to this many timed threads; with `wait`, wait for their end.
 
-    Hold the timing lock meanwhile: nothing of ours runs then. Raises `MachineError` where the waiting is stopped.
+    Hold the timing lock, so that no other judge runs. Raises `MachineError` where the waiting is stopped.
     """
     start, reported_s = time.monotonic(), -REPORT_S
     if not wait and "load" in _REPORTED:
@@ -172,7 +172,7 @@ def report_load(cores: tuple[int, ...], threads: int, wait: bool, waiting: WaitL
 
 
 def _disturbance(cores: tuple[int, ...], threads: int) -> int:
-    """Return the load, where each of some looks finds too much of it beside this many threads; else 0."""
+    """Return the load, where several checks all find too much for this many threads; else 0."""
     for _ in range(LOOKS):
         found = foreign_load(cores)
         if not found or found + threads <= len(cores):
@@ -182,7 +182,7 @@ def _disturbance(cores: tuple[int, ...], threads: int) -> int:
 
 
 def foreign_load(cores: tuple[int, ...]) -> int:
-    """Count the threads that compute on these cores, or wait for one, beside this process and its descendants."""
+    """Count other processes' threads that run or are ready to run on these cores."""
     if int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) <= 1:  # this thread
         return 0
     own = {os.getpid(), *descendants(os.getpid())}
@@ -190,7 +190,7 @@ def foreign_load(cores: tuple[int, ...]) -> int:
 
 
 def computing(process: Path, cores: tuple[int, ...]) -> int:
-    """Count the threads of a process in /proc that compute on these cores, or wait for one; none where it has ended."""
+    """Count the threads of a process in /proc that run or are ready to run on these cores."""
     count = 0
     with contextlib.suppress(OSError):
         for thread in (process / "task").iterdir():
@@ -205,16 +205,16 @@ def processor_path() -> Path:
 
 
 def device_path(uuid: str) -> Path:
-    """Return the path of a GPU's lock, for all users: in the machine's temporary folder, whatever TMPDIR says."""
+    """Return the path of a GPU's lock for all users, in the machine's temporary folder regardless of TMPDIR."""
     folder = Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
     return folder / f"kernelwright-{uuid}.lock"
 
 
 class DeviceLock:
-    """One judge a GPU. Held until `close` or the end of this process, however it ends."""
+    """The lock of a GPU, held until `close` or the end of this process."""
 
     def __init__(self, uuid: str, waiting: WaitLimit) -> None:
-        """Take the lock. Raises `MachineError`, which names the holder, where it is not given in time."""
+        """Take the lock. Raises `MachineError` with the holder where it is not free in time."""
         self._held = contextlib.ExitStack()
         with contextlib.ExitStack() as held:
             held.enter_context(_lock(device_path(uuid), f"device {uuid}", waiting, everybodys=True)).take(WHOLE)
@@ -225,7 +225,7 @@ class DeviceLock:
 
 
 def device_holder(uuid: str) -> str | None:
-    """Return the GPU's holder, as `process 123`; None where there is none."""
+    """Return the GPU's holder, as `process 123`; None for none."""
     try:
         fd = os.open(device_path(uuid), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -258,12 +258,12 @@ class _Lock:
         self._is_logged = False
 
     def take(self, place: int, shared: bool = False) -> None:
-        """Wait at the place's door, and then for the place."""
-        self._wait_for(DOORS + place, place)
+        """Wait for the slot's gate, and then for the slot."""
+        self._wait_for(GATES + place, place)
         try:
             self._wait_for(place, place, shared)
         finally:
-            _lock_byte(self._fd, DOORS + place, fcntl.F_UNLCK)
+            _lock_byte(self._fd, GATES + place, fcntl.F_UNLCK)
         self._places.append(place)
         os.pwrite(self._fd, str(os.getpid()).encode().ljust(NAME_BYTES), place * NAME_BYTES)
 
@@ -283,7 +283,7 @@ class _Lock:
             time.sleep(POLL_S)
 
     def forget(self) -> None:
-        """Take this process's number off its places, before they are given back."""
+        """Erase this process's number from its slots, before they are released."""
         for place in self._places:
             if _named(self._fd, place) == _own_name():
                 os.pwrite(self._fd, bytes(NAME_BYTES), place * NAME_BYTES)
@@ -308,7 +308,7 @@ def _report_once(about: object, line: str) -> None:
 
 @cache
 def _closed_in_forks() -> None:
-    """Have a fork of this process, which nobody here knows of, close the locks that are held here."""
+    """Close the held lock files in forks of this process."""
     os.register_at_fork(after_in_child=_close_all)
 
 

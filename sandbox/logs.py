@@ -1,8 +1,8 @@
-"""Logs on standard error where somebody asks for them, and text of others made fit to be stored and shown.
+"""Logs on standard error, and text of children made safe to store and show. Standard library only.
 
-Text that a child or a candidate wrote may hold half of a surrogate pair, which no file can take. It may hold the
-control sequences of a terminal, which could blank a screen or write a verdict of their own. An escape replaces what
-cannot be seen. Of a build's log and a traceback the part that matters is found. The standard library alone.
+Text of a child or a candidate may hold half of a surrogate pair, which no file accepts, or terminal control sequences,
+which could blank a screen or print a false verdict. Escapes replace all invisible characters. Build logs and tracebacks
+are cut to their relevant part.
 """
 
 import logging
@@ -12,7 +12,7 @@ import sys
 
 LONGEST_LINE = 400
 TAIL = 80
-"""What is kept of the end of a line that is too long: an exception often names the argument at fault last."""
+"""Characters kept of the end of a long line: an exception often names the argument at fault last."""
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but newline and tab, and the second set of them
     "\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # no width, or another direction or line
@@ -26,7 +26,7 @@ def escaped(text: str) -> str:
 
 
 def one_line(text: str, longest: int = LONGEST_LINE) -> str:
-    """Return the same on one line, of at most `longest` characters; of a longer one the middle is left out."""
+    """Return the escaped text on one line of at most `longest` characters, without the middle of a longer one."""
     line = " ".join(escaped(text).split())
     if len(line) <= longest:
         return line
@@ -53,16 +53,16 @@ def names_an_error(log: str) -> bool:
 
 
 def build_reason(log: str) -> str:
-    """Return the first error of a failed build, one line, without its folder; or the last line without an error."""
+    """Return the first error of a failed build on one line without its folder, or else the last line."""
     lines = _useful(log)
     for line in lines:
         if _ERROR.search(line) and "Error building extension" not in line:
             return one_line(line)
-    return one_line(lines[-1]) if lines else "the build failed without a word"
+    return one_line(lines[-1]) if lines else "the build failed without a message"
 
 
 def trim_build_log(log: str) -> str:
-    """Return the first error with the lines after it, where the compiler shows the source, then the log's end."""
+    """Return the first error with the source lines after it, then further errors."""
     lines = _useful(log)
     first = next((i for i, line in enumerate(lines) if _ERROR.search(line) and "Error building" not in line), None)
     if first is None:
@@ -77,7 +77,7 @@ def trim_build_log(log: str) -> str:
 
 
 def trim_traceback(log: str) -> str:
-    """Return the frames of the candidate's own file and the exception, without those of torch and the worker."""
+    """Return the exception with the frames of the candidate's file, without those of torch and the worker."""
     kept: list[str] = []
     own = False
     for line in escaped(log).splitlines():
@@ -92,7 +92,7 @@ def trim_traceback(log: str) -> str:
 
 
 def _useful(log: str) -> list[str]:
-    """Return the lines with content, each once, with folders shortened."""
+    """Return the lines with content, each once, without deep folders."""
     seen: set[str] = set()
     kept = []
     for raw in escaped(log).splitlines():
@@ -111,22 +111,22 @@ def _cut(text: str) -> str:
 
 
 OURS = "kernelwright"
-"""The logger above all of ours; without `show_logs` it is silent, but for what a program has set up by itself."""
+"""The parent of all loggers here, silent without `show_logs` or a handler of the program."""
 VARIABLE = "KERNELWRIGHT_LOG"
-"""The environment variable that says a level to the processes of ours that judge: INFO or DEBUG."""
+"""The environment variable with the log level of judging processes: INFO or DEBUG."""
 FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 
 
 class StandardError(logging.Handler):
-    """Lines on what is standard error at that time: a live table takes its place, and is not torn by them."""
+    """Lines on the current standard error, which a live table may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one line. It may quote what a candidate has said, so it is made fit for a terminal."""
+        """Print one line, escaped, since it may quote a candidate."""
         print(escaped(self.format(record)), file=sys.stderr, flush=True)
 
 
 def show_logs(level: str) -> None:
-    """Print what is logged at this level and above, here and in the processes of ours that are started from now on."""
+    """Print logs from this level on, here and in judging processes that are started later."""
     ours = logging.getLogger(OURS)
     if not any(isinstance(handler, StandardError) for handler in ours.handlers):
         handler = StandardError()
@@ -137,7 +137,7 @@ def show_logs(level: str) -> None:
 
 
 def show_logs_as_asked() -> None:
-    """Log as the process of ours does that has started this one. An unknown level is ignored."""
+    """Take over the log level of the process that started this one. An unknown level is ignored."""
     level = os.environ.get(VARIABLE, "")
     if level in logging.getLevelNamesMapping():
         show_logs(level)

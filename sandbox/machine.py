@@ -1,7 +1,6 @@
-"""What this machine is and has: for the record of a verdict, for `doctor`, and for hardware sheets.
+"""Facts of this machine for verdicts, `doctor` and hardware sheets, and the packages of further languages.
 
-With the packages that further languages come in: which are here, in which version, and what they need of a child.
-Nothing is imported of them: they are large, some ask for a device at once, and the judge's process needs none.
+The packages are not imported: they are large, some open a device at once, and the judge's process needs none.
 """
 
 import importlib.metadata
@@ -21,16 +20,16 @@ from kernelwright.sandbox.verdict.errors import MachineError
 
 CHILD_FOLDER = Path(kernelwright_child.__file__).parent
 CHILD_ROOT = CHILD_FOLDER.parent
-"""To be put on a child's `sys.path`."""
+"""The entry of a child's `sys.path`."""
 PACKAGES = {name: one.package for name, one in LANGUAGES.items() if one.package is not None}
-"""By language; those that are not here need no package of their own."""
+"""Packages of the languages that need one."""
 ON_DEVICE = tuple(name for name, one in LANGUAGES.items() if one.device == "cuda")
-"""Languages whose candidates run on a GPU and nowhere else."""
+"""Languages whose candidates run only on a GPU."""
 
 
 @cache
 def package_version(language: str) -> str | None:
-    """The version of the language's package; None where it is not installed."""
+    """Return the version of the language's package; None where it is not installed."""
     package = PACKAGES[language]
     if importlib.util.find_spec(package.module) is None:
         return None
@@ -45,7 +44,7 @@ def package_remedy(language: str) -> str:
 
 
 def too_new(package: Package, version: str, torch: str) -> str:
-    """Why this version of the package does not run with this torch, and the remedy; empty where it does."""
+    """Return the conflict of this version with this torch and the remedy; empty for none."""
     if package.torch_since is None:
         return ""
     since, needed = package.torch_since
@@ -60,25 +59,24 @@ def major_minor(version: str) -> tuple[int, ...]:
 
 
 def refused_by_torch(language: str) -> str:
-    """Why the language's package that is installed does not run with this torch; empty where it does, or is not."""
+    """Return the conflict of the installed package with this torch; empty for none."""
     version = package_version(language)
     return too_new(PACKAGES[language], version, importlib.metadata.version("torch")) if version else ""
 
 
 def require_package(language: str) -> None:
-    """Raise `MachineError`, with the remedy, where the language's package is not installed, or not for this torch."""
+    """Raise `MachineError`, with the remedy, where the language's package is missing or conflicts with torch."""
     if language not in PACKAGES:
         return
     if package_version(language) is None:
-        name = PACKAGES[language].distribution
-        raise MachineError(f"candidates in {language} need the package {name}, which is not installed; "
-                           f"{package_remedy(language)}")  # fmt: skip
+        name = f"{PACKAGES[language].distribution}, which is not installed; {package_remedy(language)}"
+        raise MachineError(f"candidates in {language} need the package {name}")
     if why := refused_by_torch(language):
         raise MachineError(why)
 
 
 def versions_used(source: str) -> dict[str, str]:
-    """By distribution, the versions of the packages that a source uses: another one can make another program of it."""
+    """Return the versions of the packages that a source uses, by distribution: they can change its build."""
     return {
         package.distribution: package_version(language) or ""
         for language, package in PACKAGES.items()
@@ -87,7 +85,7 @@ def versions_used(source: str) -> dict[str, str]:
 
 
 def package_headers(language: str) -> Path | None:
-    """The include folder of the language's package; None where there is no such package, or it lacks its headers."""
+    """Return the include folder of the language's package; None without the package or its headers."""
     package = PACKAGES[language]
     if package.headers is None or package_version(language) is None:
         return None
@@ -97,17 +95,17 @@ def package_headers(language: str) -> Path | None:
 
 
 def language_environment(kept: Path) -> dict[str, str]:
-    """Variables of a child for the languages; `kept` is where they may keep what they have compiled."""
+    """Return a child's variables for the languages; `kept` is the folder for compiled files."""
     found = {name: text.format(kept=kept) for one in LANGUAGES.values() for name, text in one.environment}
     headers = [str(folder) for language in PACKAGES if (folder := package_headers(language)) is not None]
     if headers:
-        found["CPLUS_INCLUDE_PATH"] = os.pathsep.join(headers)  # g++ and nvcc look there, behind the command line's
+        found["CPLUS_INCLUDE_PATH"] = os.pathsep.join(headers)  # searched by g++ and nvcc after the command line's
     return found
 
 
 @cache
 def versions() -> dict[str, str]:
-    """Interpreter, torch, compiler and processor, for the record."""
+    """Return interpreter, torch, compiler and processor, for the record."""
     import torch
 
     found = {"python": platform.python_version(), "torch": torch.__version__, "processor": processor_name()}
@@ -123,20 +121,19 @@ def processor_name() -> str:
 
 
 def device_name(device: str) -> str:
-    """The model of the processor (`cpu`) or of a GPU (`cuda`, `cuda:N`); empty for a GPU that is not here."""
+    """Return the model of the processor (`cpu`) or of a GPU (`cuda`, `cuda:N`); empty for a missing GPU."""
     from kernelwright_child import driver
 
-    if device == "cpu":
-        return processor_name()
+    kind, _, ordinal = device.partition(":")
     try:
-        return driver.device_name(int(device.partition(":")[2] or 0))
+        return {"cpu": lambda _: processor_name(), "cuda": driver.device_name}[kind](int(ordinal or 0))
     except driver.CudaError:
         return ""
 
 
 @cache
 def cpu_facts() -> dict[str, str]:
-    """The first processor's entry of /proc/cpuinfo."""
+    """Parse the first processor's entry of /proc/cpuinfo."""
     facts: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines():
         key, _, value = line.partition(":")
@@ -145,23 +142,23 @@ def cpu_facts() -> dict[str, str]:
 
 
 def compiler() -> str | None:
-    """Path of the C++ compiler that torch will use, or None."""
+    """Find the C++ compiler that torch uses; None for none."""
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
 def needs_device(language: str, size: str) -> bool:
-    """Whether a candidate of this language is judged on a GPU, for a problem of this size.
+    """Choose a GPU for candidates of this language on a problem of this size.
 
-    What is plain Python runs wherever torch does: on a device where there is one, unless the size is for a processor.
+    Plain Python runs wherever torch does: on a device where there is one, unless the size is for a processor.
     """
     from kernelwright_child import driver
 
     known = LANGUAGES[language]
-    return known.device == "cuda" or (known.runs_anywhere and size != "cpu" and driver.device_count() > 0)
+    return language in ON_DEVICE or (known.runs_anywhere and size != "cpu" and driver.device_count() > 0)
 
 
 def require_tools(language: str) -> None:
-    """Raise `MachineError`, with the remedy, where this machine can not build or run candidates of this language."""
+    """Raise `MachineError`, with the remedy, where this machine cannot build or run candidates of this language."""
     from kernelwright_child import driver
 
     require_package(language)

@@ -1,8 +1,8 @@
-"""The peaks of what candidates run on here: how fast memory and arithmetic can be at most, measured once and kept.
+"""The peaks of memory and arithmetic of this machine's processor or GPU, measured once and stored.
 
-The reference's child finds a problem's necessary work, and `verdict/roofline.py` divides one by the other. That is a
-lower bound on every correct program's time, so each step errs downwards; see docs/floor.md. A small C++ program,
-`measure.cpp`, measures the processor, and `python -m kernelwright.sandbox.peaks` the GPU, in a process of its own.
+The reference's child finds a problem's necessary work, and `verdict/roofline.py` divides it by the peaks. The result is
+a lower bound on every correct program's time, so each step errs downwards; see docs/floor.md. A small C++ program,
+`measure.cpp`, measures the processor, and `python -m kernelwright.sandbox.peaks` the GPU in a separate process.
 """
 
 import json
@@ -25,14 +25,14 @@ from kernelwright.sandbox.workfolder import HeldFolder
 from kernelwright_child import driver
 
 MEASURE = 2
-"""Raised when something else is measured, so that older figures are not used."""
+"""The version of the measurement; figures of other versions are not used."""
 
 
 def peaks_here(gpu: bool, threads: int, store: Store | None = None) -> Peaks:
-    """Return the peaks of the first GPU, or of the processor with so many threads; measure them where none are kept.
+    """Return the peaks of the first GPU, or of the processor with this many threads; measure them if not stored.
 
-    Of several processes that want the processor's one measures, once nothing is timed on this machine, and the others
-    wait for it: do not call it inside a `processor_lock`. On a GPU hold the device's lock. Raises `MachineError`.
+    One of several processes measures the processor, once nothing is timed on this machine, and the others wait: do not
+    call it inside a `processor_lock`. On a GPU hold the device's lock. Raises `MachineError`.
     """
     store = store or Store("peaks")
     try:
@@ -50,7 +50,7 @@ def peaks_here(gpu: bool, threads: int, store: Store | None = None) -> Peaks:
 
 
 def known_peaks_here(gpu: bool, threads: int, store: Store | None = None) -> Peaks | None:
-    """Return the same without measuring; None where none are kept, or there is no GPU."""
+    """Return the stored peaks; None without any, or without a GPU."""
     try:
         kept = (store or Store("peaks")).get(_key(gpu, threads))
     except driver.CudaError:
@@ -59,9 +59,9 @@ def known_peaks_here(gpu: bool, threads: int, store: Store | None = None) -> Pea
 
 
 def measured_again(gpu: bool, threads: int, store: Store | None = None) -> Peaks:
-    """Measure once more and keep the better figures: what to do before a time is called impossible.
+    """Measure again and store the better figures, before a time is called impossible.
 
-    A first measurement under load may have been too low, and the bound too high.
+    A first measurement under load may have been too low, and so the bound too high.
     """
     store = store or Store("peaks")
     known = peaks_here(gpu, threads, store)
@@ -108,7 +108,7 @@ TIMEOUT_S = 120
 SMALL_BYTES = 16 * 2**10
 """Fits the first level of every processor of the last decades."""
 SPILL = 4
-"""Memory is measured on this many times the largest cache."""
+"""Size of the memory measurement, as a multiple of the largest cache."""
 LARGEST_BYTES = 2**31
 SHORT_TYPES = {
     "amx_bf16": ("bfloat16", 16.0),
@@ -117,11 +117,11 @@ SHORT_TYPES = {
     "avx512_fp16": ("float16", 2.0),
     "asimdhp": ("float16", 2.0),
 }
-"""By flag of /proc/cpuinfo, a short type and its rate in float32's: what the units can do, not what was measured."""
+"""A short type and its rate relative to float32 by flag of /proc/cpuinfo: a property of the units, not measured."""
 
 
 class Caches(NamedTuple):
-    """Bytes that all cores of this process together have in each level; 0 where there is none or it is not known."""
+    """Bytes of all cores of this process together by cache level; 0 for a missing or unknown level."""
 
     first: int
     second: int
@@ -130,7 +130,7 @@ class Caches(NamedTuple):
 
 @cache
 def caches() -> Caches:
-    """Read them from sysfs; a cache that several cores share counts once."""
+    """Read the caches from sysfs; a shared cache counts once."""
     found: dict[tuple[int, str], int] = {}
     for core in sorted(os.sched_getaffinity(0)):
         for folder in Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index*"):
@@ -146,7 +146,7 @@ def caches() -> Caches:
 
 
 def _processor_measured(threads: int) -> Peaks:
-    """Measure levels and rates. What the threads have for themselves is one core's best, times their number."""
+    """Measure levels and rates. The rates of private units are one core's best times the number of threads."""
     known = caches()
     cores = max(1, len(os.sched_getaffinity(0)))
     shared = known.third or known.second
@@ -188,20 +188,20 @@ def _run(numbers: list[int]) -> dict[str, float]:
                     f"this processor could not be measured ({error}); try again when it is idle"
                 ) from None
             if done.returncode != 0:
-                last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+                last = (done.stderr.strip().splitlines() or ["no output"])[-1]
                 raise MachineError(f"this processor could not be measured: {Path(command[0]).name} said {last!r}")
     return {name: float(rate) for name, rate in (line.split() for line in done.stdout.splitlines())}
 
 
-# The GPU. Only rates that many long calls confirm are measured; the best of all bursts counts. Products run on zeros
-# too, which take less power than random numbers and so run at a higher clock: the bound must hold for any values.
+# The GPU. Only rates of many long calls are measured; the best burst counts. Products run on zeros too, which take less
+# power than random numbers and so run at a higher clock: the bound must hold for all values.
 
 DEVICE_TIMEOUT_S = 300
 BYTES_A_CLOCK = 128
-"""What a multiprocessor can move to and from the caches in one clock, at most (both directions, compute capability 7.0
-to 10.0: 64 bytes of L2 each way). Not measured: a kernel short enough for the L2 cache is mostly launch."""
+"""Most bytes between a multiprocessor and the caches per clock (both directions, compute capability 7.0 to 10.0: 64
+bytes of L2 each way). Not measured, since a kernel that fits the L2 cache is mostly launch."""
 UNKNOWN_MHZ = 3000
-"""Taken where NVML does not tell: above every device's."""
+"""Clock without NVML, above every device's."""
 BUFFER_BYTES = 2**30
 SIDE = 8192
 BURSTS, CALLS = 8, 4
@@ -212,9 +212,9 @@ UNITS = {
     "float32": ("float32", False),
     "float64": ("float64", False),
 }
-"""By kind of unit: dtype of the product, and whether TF32 is allowed."""
+"""Dtype of the product, and whether TF32 is allowed, by kind of unit."""
 SLOW = ("float32", "float64")
-"""Measured at half the side: an eighth of the time."""
+"""Kinds measured at half the side, in an eighth of the time."""
 
 
 def _device_measured() -> Peaks:
@@ -268,7 +268,7 @@ def best_ms(run: Callable[[], object]) -> float:
 
 
 def memory() -> dict[str, float]:
-    """Measure bytes a second of a copy, of reading alone and of writing alone."""
+    """Measure bytes per second of a copy, of reading alone and of writing alone."""
     import torch
 
     count = BUFFER_BYTES // 4
@@ -282,7 +282,7 @@ def memory() -> dict[str, float]:
 
 
 def arithmetic() -> dict[str, float]:
-    """Measure operations a second of large products, by kind of unit."""
+    """Measure operations per second of large products, by kind of unit."""
     import torch
 
     found = {}
@@ -298,7 +298,7 @@ def arithmetic() -> dict[str, float]:
 
 
 def main() -> None:
-    """Print what the GPU does as one JSON object."""
+    """Print the GPU's rates as one JSON object."""
     import torch
 
     print(json.dumps({"memory": memory(), "arithmetic": arithmetic(), "torch": torch.__version__}))

@@ -1,8 +1,7 @@
-"""Folders that processes share: entries that appear complete or not at all, files kept by content, and small facts.
+"""Storage that processes share: caches of folders whose entries appear complete or not at all, and small facts.
 
-The oldest entries go when a folder is full. All such folders together have a limit too, `KERNELWRIGHT_CACHE_GIB`: the
-longest unused of all go first. Kept files are copied in, and copied out again only where every file is unchanged. The
-maker of a folder writes to it under another user, or has ended; nobody but the judge ever sees what is kept.
+The longest unused entries are removed when a cache is full; `KERNELWRIGHT_CACHE_GIB` limits all caches together. Files
+are copied in, and copied out only where every file is unchanged. Only the judge can read stored files.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ LOG = logging.getLogger(__name__)
 
 
 def write_atomically(path: Path, text: str, mode: int | None = None) -> None:
-    """Replace the file's text, in UTF-8; on disk when this returns. Raises `OSError` and leaves no scrap behind."""
+    """Replace the file's text, in UTF-8; on disk on return. Raises `OSError`, without a temporary file left."""
     scrap = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with open(scrap, "w", encoding="utf-8", newline="") as file:
@@ -44,14 +43,14 @@ MARK = "entry.json"
 LIMIT_VARIABLE = "KERNELWRIGHT_CACHE_GIB"
 LIMIT_GIB = 2.0
 DEEPEST = 5
-"""Parts that an entry's name below the root of all caches has at most."""
+"""Most parts of an entry's name below the root of all caches."""
 FULL_BYTES = 16 * 2**20
 FORGOTTEN_S = 3600
-"""An unfinished entry older than this was left by a process that died."""
+"""An older unfinished entry was left by a process that died."""
 
 
 def cache_root() -> Path:
-    """Return the folder of everything that can be made again: `KERNELWRIGHT_CACHE`, or one in the user's cache."""
+    """Return the folder of caches: `KERNELWRIGHT_CACHE`, or one in the user's cache."""
     if given := os.environ.get(VARIABLE):
         return Path(given).absolute()
     above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - may have no account
@@ -59,22 +58,22 @@ def cache_root() -> Path:
 
 
 def state_root() -> Path:
-    """Return the folder of what cannot be made again, as accepted jobs: one in the user's state."""
+    """Return the folder of lasting state, such as accepted jobs, in the user's state."""
     above = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - as above
     return Path(above).absolute() / "kernelwright"
 
 
 def limit_bytes() -> int:
-    """Return what all that is kept may take on disk together; a limit that is not a number is the usual one."""
+    """Return the limit of all caches together; the default where the variable is not a number."""
     given = _given_limit()
     return int((LIMIT_GIB if given is None else given) * 2**30)
 
 
 def limit_fault() -> str:
-    """Return what is wrong with the limit that was set; empty where nothing is."""
+    """Return the error in the limit's variable; empty for none."""
     if _given_limit() is not None:
         return ""
-    return f"{LIMIT_VARIABLE} is {os.environ[LIMIT_VARIABLE]!r}, which is no number of GiB, so {LIMIT_GIB} are kept"
+    return f"{LIMIT_VARIABLE} is {os.environ[LIMIT_VARIABLE]!r}, which is not a number of GiB, so {LIMIT_GIB} are used"
 
 
 def _given_limit() -> float | None:
@@ -90,13 +89,13 @@ def all_entries() -> "Cache":
 
 
 def is_writable(root: Path) -> bool:
-    """Whether something can be put below this folder, which need not be there yet; nothing is created."""
+    """Check that something can be written below this folder, which need not exist; nothing is created."""
     there = _nearest(root)
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def is_full(root: Path) -> bool:
-    """Whether the disk of this folder, which need not be there yet, has too little room for a build or two."""
+    """Check for too little space for a build or two on the disk of this folder, which need not exist."""
     return shutil.disk_usage(_nearest(root)).free < FULL_BYTES
 
 
@@ -105,29 +104,29 @@ def _nearest(path: Path) -> Path:
 
 
 def is_there(path: Path) -> bool:
-    """False too where a folder above is closed to this user, as another's home is; `Path` raises there."""
+    """Check existence; false too below a folder that is closed to this user, where `Path` raises."""
     return os.path.exists(path)  # noqa: PTH110
 
 
 class Cache:
-    """Entries that are folders below `root`, each with a file `entry.json`; a use renews an entry's date."""
+    """Folders below `root`, each with a file `entry.json` and the date of its last use."""
 
     def __init__(self, root: Path, limit_bytes: int, depth: int | None = 1) -> None:
-        """Entries' names have `depth` parts, or any number of them where it is None."""
+        """Limit the size; names of entries have `depth` parts, or any number for None."""
         self.root = root
         self.limit_bytes = limit_bytes
         self._depths = range(1, DEEPEST + 1) if depth is None else (depth,)
 
     @contextlib.contextmanager
     def making(self, name: str) -> Iterator[Path]:
-        """Yield a fresh folder that becomes the entry `name` when the block ends well. Raises `OSError`."""
+        """Yield a new folder that becomes the entry `name` when the block succeeds. Raises `OSError`."""
         final = self.root / name
         final.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=self.root))
         try:
             yield folder
             folder.chmod(0o755)
-            # Fails where another process was quicker, whose entry is as good.
+            # Fails where another process was faster, whose entry is equivalent.
             with contextlib.suppress(OSError):
                 folder.rename(final)
         finally:
@@ -135,7 +134,7 @@ class Cache:
         self.trim(keep=final)
 
     def use(self, name: str) -> Path | None:
-        """Return the entry's folder, renewed; None where there is none."""
+        """Return the entry's folder and renew its date; None where it does not exist."""
         folder = self.root / name
         try:
             os.utime(folder)
@@ -146,14 +145,14 @@ class Cache:
     def entries(self) -> list[Path]:
         """Return all entries, the longest unused first."""
         found = []
-        # `os.walk` passes over what other processes remove meanwhile; `Path.glob` raises there.
+        # `os.walk` skips folders that other processes remove; `Path.glob` raises there.
         for above, folders, files in os.walk(self.root):
             path = Path(above)
             depth = len(path.relative_to(self.root).parts)
             is_entry = MARK in files and depth in self._depths
             if is_entry:
                 found.append(path)
-            # Neither what is being made nor a file of that name within an entry.
+            # Skip unfinished entries, and files of that name within an entry.
             goes_on = not is_entry and depth < max(self._depths)
             folders[:] = [name for name in folders if not name.startswith(".")] if goes_on else []
         return sorted(found, key=_date)
@@ -162,11 +161,11 @@ class Cache:
         return sum(map(_size, self.entries()))
 
     def trim(self, keep: Path | None = None) -> None:
-        """Remove the longest unused entries until the rest fits, and what dead processes left."""
+        """Remove the longest unused entries until the rest fits, and old unfinished ones."""
         _, folders, _ = next(os.walk(self.root), ("", [], []))
         for path in (self.root / name for name in folders if name.startswith(UNFINISHED)):
             if time.time() - _date(path) > FORGOTTEN_S:
-                LOG.info("%s is removed: whoever made it ended before it was whole", path)
+                LOG.info("%s is removed: its process ended before it was complete", path)
                 shutil.rmtree(path, ignore_errors=True)
         sizes = {path: _size(path) for path in self.entries()}
         total = sum(sizes.values())
@@ -174,12 +173,8 @@ class Cache:
             if total <= self.limit_bytes:
                 return
             if path != keep:
-                LOG.info(
-                    "%s is removed as the longest unused: %s holds more than %d bytes",
-                    path,
-                    self.root,
-                    self.limit_bytes,
-                )
+                why = "%s is removed as the longest unused: %s holds more than %d bytes"
+                LOG.info(why, path, self.root, self.limit_bytes)
                 shutil.rmtree(path, ignore_errors=True)
                 total -= size
 
@@ -201,13 +196,13 @@ def _size(folder: Path) -> int:
 
 
 CONTENT = "build"
-"""The folder within an entry, beside the digests of its files."""
+"""The folder within an entry, next to the digests of its files."""
 CHUNK_BYTES = 2**20
 READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Bounds(NamedTuple):
-    """A folder above any of these is not kept."""
+    """Limits of a stored folder."""
 
     bytes: int
     files: int
@@ -215,17 +210,17 @@ class Bounds(NamedTuple):
 
 
 class FolderStore(Cache):
-    """Kept folders. Nothing raises for what is on disk: a folder that cannot be kept or read is simply made again."""
+    """A cache of folders of files. Folders that cannot be stored or read are made again; nothing raises."""
 
     def __init__(self, kind: str, limit_bytes: int, bounds: Bounds) -> None:
-        """`kind` is the folder's name in the cache of ours, `limit_bytes` what all entries together may take."""
+        """Use the folder `kind` below `cache_root`, for entries of `limit_bytes` together."""
         super().__init__(cache_root() / kind, limit_bytes)
         self._bounds = bounds
 
     def keep(self, key: str, folder: Path) -> bool:
-        """Copy a folder in, unless there is one under this key; nobody may write to it meanwhile.
+        """Copy a folder in, unless there is one under this key; nothing may write to it meanwhile.
 
-        False where it is not fit to be kept: it holds links, devices or sockets, or too much.
+        False where it cannot be stored: it contains links, devices or sockets, or is too large.
         """
         if self.use(key) is not None:
             return True
@@ -240,7 +235,7 @@ class FolderStore(Cache):
         return self.use(key) is not None
 
     def restore(self, key: str, folder: Path) -> bool:
-        """Fill an empty folder, if there is one under this key with every file as it was; else leave it empty."""
+        """Fill an empty folder from the entry under this key, if all its files are unchanged; else leave it empty."""
         entry = self.use(key)
         if entry is None:
             return False
@@ -259,7 +254,7 @@ class FolderStore(Cache):
         return False
 
     def forget(self, key: str) -> None:
-        """Remove the entry under this key; a reader at this moment finds it incomplete, and does without."""
+        """Remove the entry under this key; a concurrent reader finds it incomplete and ignores it."""
         shutil.rmtree(self.root / key, ignore_errors=True)
 
     def __len__(self) -> int:
@@ -277,7 +272,7 @@ class _Unfit(Exception):
 
 
 def _copy(source: Path, target: Path, bounds: Bounds) -> dict[str, str]:
-    """Copy a tree of plain files, readable for all; their digests by relative path. Follows no link."""
+    """Copy a tree of plain files, readable for all; return their digests by relative path. Follows no link."""
     target.mkdir(exist_ok=True)
     digests: dict[str, str] = {}
     left = bounds.bytes
@@ -290,7 +285,7 @@ def _copy(source: Path, target: Path, bounds: Bounds) -> dict[str, str]:
             facts = os.fstat(fd)
             left -= facts.st_size
             if not stat.S_ISREG(facts.st_mode) or left < 0 or len(digests) >= bounds.files:
-                raise _Unfit(f"it is too large, or {name} is no plain file")
+                raise _Unfit(f"it is too large, or {name} is not a plain file")
             digest = hashlib.sha256()
             with to.open("xb") as copy:
                 while chunk := file.read(CHUNK_BYTES):
@@ -316,21 +311,20 @@ def _files(folder: Path, depth: int) -> Iterator[Path]:
 
 
 FORMAT = 1
-"""Part of every name: a change in what is kept makes all older files unseen."""
+"""Part of every name: another format ignores all older files."""
 
 Key = Mapping[str, Any]
 
 
 class Store:
-    """Facts of one kind, JSON files below a folder, named by keys. Readable files of another key, or broken ones, are
-    absent.
+    """Facts of one kind in JSON files named by keys. Broken files, and files of another key, count as absent.
 
-    A key names everything that the value depends on (device, versions, problem digest); another key is another file, so
-    nothing ever goes stale. Losing the folder costs only time.
+    A key names everything that the value depends on (device, versions, problem digest), so no value becomes stale.
+    Losing the folder costs only time.
     """
 
     _unwritten: ClassVar[dict[Path, str]] = {}
-    """What this process could not put on disk."""
+    """Files that this process could not write."""
 
     def __init__(self, kind: str, folder: Path | None = None) -> None:
         self._folder = (folder or cache_root()) / kind
@@ -342,7 +336,7 @@ class Store:
         if entry and entry["key"] == _plain(key):
             return entry["value"]
         if text:
-            LOG.info("%s counts as absent: it is not what was put there", path)
+            LOG.info("%s counts as absent: it is broken or of another key", path)
         return None
 
     def items(self) -> list[tuple[Any, Any]]:
@@ -350,7 +344,7 @@ class Store:
         return [(entry["key"], entry["value"]) for path, entry in found if entry and self._path(entry["key"]) == path]
 
     def _files(self) -> list[Path]:
-        """List the files; none where the folder cannot be read, as one that another user has left."""
+        """List the files; none where the folder cannot be read, as one of another user."""
         try:
             names = os.listdir(self._folder)  # noqa: PTH208 - a pattern of `Path` asks first, and raises elsewhere
         except OSError:
@@ -358,9 +352,9 @@ class Store:
         return [self._folder / name for name in sorted(names) if name.endswith(".json") and not name.startswith(".")]
 
     def put(self, key: Key, value: Any) -> None:
-        """Keep a value of JSON's types. Readers see the old file or the new one whole.
+        """Store a value of JSON's types. Readers see the old file or the new one, complete.
 
-        Where nothing can be written it is kept for this process: on a full disk nothing is measured for every verdict.
+        A value that cannot be written is kept for this process, so that a full disk does not repeat measurements.
         """
         path = self._path(key)
         text = json.dumps({"key": _plain(key), "value": value}, indent=1)
@@ -370,7 +364,7 @@ class Store:
             write_atomically(path, text)
             self._unwritten.pop(path, None)
         except OSError as error:
-            LOG.info("%s can not be written, and is kept for this process alone: %s", path, error)
+            LOG.info("%s cannot be written, and is kept for this process alone: %s", path, error)
 
     def _path(self, key: Key) -> Path:
         text = json.dumps([FORMAT, _plain(key)], sort_keys=True)
@@ -385,7 +379,7 @@ def _text(path: Path) -> str:
 
 
 def _entry(text: str) -> dict[str, Any] | None:
-    """Parse a file of ours; None for any other."""
+    """Parse a file of this store; None for any other."""
     try:
         entry = json.loads(text)
     except ValueError:
@@ -398,7 +392,7 @@ def _plain(key: Key) -> Any:
     return json.loads(json.dumps(dict(key), sort_keys=True))
 
 
-# Keys of facts. What they depend on imports much, and most users of this module keep no facts.
+# Keys of facts. They import much, which most users of this module do not need.
 
 
 def _judge_version() -> int:
@@ -408,27 +402,27 @@ def _judge_version() -> int:
 
 
 def plan_key(problem_digest: str) -> dict[str, Any]:
-    """Return the key of a problem's need of memory: the problem, and torch's operators."""
+    """Return the key of a problem's memory: the problem and torch."""
     from kernelwright.sandbox.machine import versions
 
     return {"problem": problem_digest, "torch": versions()["torch"]}
 
 
 def work_key(problem_digest: str) -> dict[str, Any]:
-    """Return the key of a problem's necessary work: the problem, torch's operators, and how the judge counts them."""
+    """Return the key of a problem's necessary work: the problem, torch, and the judge's version."""
     return plan_key(problem_digest) | {"judge": _judge_version()}
 
 
 def status_key(problem_digest: str, device: str) -> dict[str, Any]:
-    """Return the key of a problem's status: the problem, the device, torch, and the judge's rules of correctness."""
+    """Return the key of a problem's status: the problem, the device, torch, and the judge's version."""
     return work_key(problem_digest) | {"device": device}
 
 
 def baseline_key(problem_digest: str, device: str, versions: Mapping[str, str], baseline: str) -> dict[str, Any]:
-    """Return the key of a baseline's time: problem, device with its driver, all versions, and how it is timed.
+    """Return the key of a baseline's time: problem, device with its driver, all versions, and the baseline's form.
 
-    `baseline` is `eager` or the mode of torch.compile. A kept time is for tables and for choosing the better mode; a
-    speedup is always taken from pairs that were measured together.
+    `baseline` is `eager` or a mode of torch.compile. A stored time serves tables and the choice of the better mode; a
+    speedup always comes from pairs that were measured together.
     """
     facts = {"problem": problem_digest, "device": device, "versions": dict(versions), "baseline": baseline}
     return facts | {"judge": _judge_version()}

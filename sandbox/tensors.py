@@ -1,6 +1,6 @@
-"""Values of calls as the judge holds them: trees of tensors as bytes, never an object that a child made.
+"""Values of calls in the judge: trees of tensors as bytes, never an object of a child.
 
-Tensors are read from a child's memory, or lie in a mapping shared with it.
+Tensors are read from a child's memory, or lie in a mapping that is shared with it.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from kernelwright_child.wire import CHANGED_INPUT, RESULT
 
 
 def is_shared(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether several elements lie in one place, as `expand` and overlapping windows have them."""
+    """Check for elements at the same address, as from `expand` and overlapping windows."""
     if 0 in shape:
         return False
     reach, is_nested = 1, True
@@ -33,14 +33,14 @@ def is_shared(shape: Sequence[int], stride: Sequence[int]) -> bool:
         return False
     if count > reach:
         return True
-    # What lies between the elements of other axes need not meet them: it is counted.
+    # Interleaved axes need not overlap, so elements are counted.
     taken = torch.zeros(reach, dtype=torch.bool)
     taken.as_strided(tuple(shape), tuple(stride)).fill_(True)
     return int(taken.sum()) < count
 
 
 LOOK_BYTES = 2**28
-"""Device memory is compared in pieces: torch notes the outcome for each element before it says whether all are same."""
+"""Size of pieces in comparisons of device memory, where torch stores a result per element first."""
 
 PLAIN_DTYPES = frozenset(
     {
@@ -49,12 +49,12 @@ PLAIN_DTYPES = frozenset(
         *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
     }
 )
-"""By torch's names, the dtypes whose elements torch can copy, widen and compare; the others are bits without meaning,
-parts of a byte, or quantized, which raw bytes can not say."""
+"""Names of the dtypes that torch can copy, widen and compare. Others are bits without meaning, parts of a byte, or
+quantized, which raw bytes do not show."""
 
 
 class DeviceBytes:
-    """Bytes in device memory that only the judge has."""
+    """Bytes in device memory of the judge alone."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         """Hold a contiguous tensor of bytes."""
@@ -70,10 +70,10 @@ class DeviceBytes:
 
 
 class ShownBytes(DeviceBytes):
-    """Device bytes where a trusted child has them: gone when it is asked for something else, unless they are owned."""
+    """Device bytes in a trusted child's memory, valid until its next question unless `own` copies them."""
 
     def own(self) -> None:
-        """Be a copy from now on, for all who hold this."""
+        """Become a copy, for all references to this object."""
         if self._is_shown:
             self.tensor, self._is_shown = self.tensor.clone(), False
 
@@ -81,10 +81,10 @@ class ShownBytes(DeviceBytes):
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of bytes are equal; takes little memory beside them."""
+    """Compare two tensors of bytes, with little additional memory."""
     if one.numel() != other.numel():
         return False
-    # In pieces: as words of 8 bytes where they lie on such, the rest as bytes.
+    # In pieces, as words of 8 bytes where both are aligned, and the rest as bytes.
     even = all(tensor.data_ptr() % 8 == 0 and tensor.storage_offset() % 8 == 0 for tensor in (one, other))
     body = one.numel() // 8 * 8 if even else 0
     for start in range(0, body, LOOK_BYTES):
@@ -102,18 +102,18 @@ class RawTensor(NamedTuple):
     shape: tuple[int, ...]
     data: bytearray | DeviceBytes
     is_shared: bool = False
-    """Whether several elements lay in one place where a child had them."""
+    """Whether elements shared an address in the child."""
 
     @classmethod
     def laid(cls, tensor: torch.Tensor, data: bytearray | DeviceBytes) -> "RawTensor":
-        """Return the bytes of a child's layout over these bytes, made contiguous."""
+        """Return these bytes, of which `tensor` is a view in the child's layout, made contiguous."""
         if tensor.is_contiguous():
             return cls(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)
         return cls.of(tensor)._replace(is_shared=is_shared(tensor.shape, tensor.stride()))
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "RawTensor":
-        """Return the bytes of a tensor, made contiguous; on a device they stay there."""
+        """Return the bytes of a tensor, made contiguous, on its own device."""
         tensor = tensor.detach()
         name, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         if tensor.is_cuda or tensor.is_contiguous():
@@ -148,14 +148,14 @@ class Values(NamedTuple):
     tree: dict[str, Any]
     tensors: tuple[RawTensor, ...]
     seed: int | None = None
-    """Of arguments: under which a call makes its own draws; None where they are left to chance."""
+    """For arguments, the seed of the call's own draws; None for random ones."""
 
     def copied(self) -> "Values":
-        """Return the same in memory of its own, for values that are a part of larger ones."""
+        """Return a copy, for values that are a part of larger ones."""
         return self._replace(tensors=tuple(raw.copied() for raw in self.tensors))
 
     def owned(self) -> "Values":
-        """Copy all that a child only shows."""
+        """Copy tensors that lie in a child's memory."""
         for raw in self.tensors:
             if isinstance(raw.data, ShownBytes):
                 raw.data.own()
@@ -169,46 +169,43 @@ class Values(NamedTuple):
 NUMBER = "a number"
 DEEPEST = 32
 LONGEST_KEY, LONGEST_STRUCTURE = 40, 150
-"""In characters, of what is shown; two structures and the words around them still fit a reason."""
+"""Longest keys and structures in characters, so that a reason can contain two structures."""
 SCALARS = (int, float, str, type(None))
 
 
 class Flat(NamedTuple):
-    """A result in a form in which two can be compared."""
+    """A result in a form for comparison."""
 
     shape: Any
-    """The nesting, with dicts in order of their keys and tensors and floats without their values."""
+    """The nesting, with sorted dicts, and without the values of tensors and floats."""
     tensors: tuple[RawTensor, ...]
     """The tensors and floats in the order of `shape`; a float is a tensor without axes."""
     labels: tuple[str, ...]
-    """Where each stands: `the output`, `output 1`, `output 'mean'`."""
+    """Positions of the tensors: `the output`, `output 1`, `output 'mean'`."""
 
 
 def is_sound(tree: Any, tensors: int, depth: int = 0) -> bool:
-    """Whether this is a tree of `kernelwright_child.wire` over this many tensors: a child may send anything."""
+    """Check for a tree of `kernelwright_child.wire` over this many tensors, since a child may send anything."""
     if depth > DEEPEST or not isinstance(tree, dict) or len(tree) != 1:
         return False
     ((kind, body),) = tree.items()
     if kind in ("l", "p"):
         return isinstance(body, list) and all(is_sound(item, tensors, depth + 1) for item in body)
     if kind == "d":
-        return isinstance(body, list) and all(_is_entry(entry, tensors, depth) for entry in body)
+        entries = body if isinstance(body, list) else [None]
+        pairs = [entry for entry in entries if isinstance(entry, list) and len(entry) == 2]
+        are_named = len(pairs) == len(entries) and all(isinstance(key, str) for key, _ in pairs)
+        return are_named and all(is_sound(item, tensors, depth + 1) for _, item in pairs)
     if kind == "t":
         return type(body) is int and 0 <= body < tensors
     return isinstance(body, SCALARS if kind == "v" else str) and kind in ("v", "dtype")
 
 
-def _is_entry(entry: Any, tensors: int, depth: int) -> bool:
-    if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
-        return False
-    return is_sound(entry[1], tensors, depth + 1)
-
-
 def flatten(values: Values) -> Flat:
     """Return the structure of a result and its values in the order of the structure.
 
-    Two dicts with the same keys are the same, in whatever order they were filled. Integers, booleans, strings and None
-    belong to the structure, so they must agree exactly; floats were rounded like the elements of tensors.
+    The order of dicts does not matter. Integers, booleans, strings and None are part of the structure, so they must
+    agree exactly; floats may differ by rounding like elements of tensors.
     """
     if not is_sound(values.tree, len(values.tensors)):
         return Flat("malformed", (), ())
@@ -218,7 +215,7 @@ def flatten(values: Values) -> Flat:
 
 
 class _Walk:
-    """Over one tree. No closure that calls itself: that is a cycle, and would keep gigabytes until it is collected."""
+    """A walk over one tree. A recursive closure would be a cycle that keeps gigabytes until it is collected."""
 
     def __init__(self, given: Sequence[RawTensor]) -> None:
         self._given = given
@@ -229,7 +226,7 @@ class _Walk:
         ((kind, body),) = node.items()
         if kind == "t":
             self.tensors.append(self._given[body])
-            is_changed = path.endswith(" after the call")  # keys of a result's own stand in quotes
+            is_changed = path.endswith(" after the call")  # a result's own keys are quoted
             self.labels.append(path if is_changed else f"output {path}" if path else "the output")
             return "a tensor"
         if kind == "v" and isinstance(body, float):
@@ -250,7 +247,7 @@ class _Walk:
 
 
 def _named(key: str) -> str:
-    """Return a key in limited words: a child may have made it."""
+    """Return a key, which a child may have made, in limited length."""
     return one_line(repr(key), LONGEST_KEY)
 
 
@@ -270,7 +267,7 @@ def _words(shape: Any) -> str:
 
 
 def with_changed(result: Values, inputs: Mapping[int, RawTensor]) -> Values:
-    """Return a result, with these changed inputs as further outputs; the result alone without any."""
+    """Return a result with these changed inputs, if any, as further outputs."""
     if not inputs:
         return result
     first = len(result.tensors)
@@ -279,7 +276,7 @@ def with_changed(result: Values, inputs: Mapping[int, RawTensor]) -> Values:
 
 
 def poisoned(values: Values, index: int) -> Values:
-    """Return the values with NaN in one tensor; without NaN, 1 in place of 0 and 0 in place of all else."""
+    """Return the values with NaN in one tensor; for dtypes without NaN, 1 for 0 and 0 for all else."""
     tensor = values.tensors[index].tensor()
     has_nan = tensor.is_floating_point() or tensor.is_complex()
     raw = RawTensor.of(torch.full_like(tensor, torch.nan) if has_nan else (tensor == 0).to(tensor.dtype))
@@ -287,20 +284,20 @@ def poisoned(values: Values, index: int) -> Values:
 
 
 def changed_inputs(result: Values) -> dict[int, int]:
-    """Return, by input, the number of the tensor that `with_changed` has added for it. For results of a reference."""
+    """Return the number of the tensor by input that `with_changed` added to a reference's result."""
     (key, _), *entries = result.tree.get("d") or [(None, None)]
     is_mixed = key == RESULT and all(name.startswith(CHANGED_INPUT[:6]) for name, _ in entries)
     return {int(name.split()[1]): body["t"] for name, body in entries} if is_mixed else {}
 
 
 def alone(tree: dict[str, Any], made: Values) -> Values:
-    """Return a part of a bigger value with only its own tensors, renumbered."""
+    """Return a part of a larger value with only its tensors, renumbered."""
     tensors: list[RawTensor] = []
     return Values(_renumbered(tree, made.tensors, tensors), tuple(tensors))
 
 
 def _renumbered(tree: dict[str, Any], given: Sequence[RawTensor], taken: list[RawTensor]) -> dict[str, Any]:
-    """Return the same structure over the tensors that it names, which are appended to `taken` in its order."""
+    """Return the same structure over its own tensors, which are appended to `taken` in order."""
     ((kind, body),) = tree.items()
     if kind == "t":
         taken.append(given[body])
@@ -315,9 +312,9 @@ def _renumbered(tree: dict[str, Any], given: Sequence[RawTensor], taken: list[Ra
 _libc = ctypes.CDLL(None, use_errno=True)
 SHOWN = 4
 CHUNK_BYTES = 2**30
-"""The kernel moves at most 2 GiB less a page a call."""
+"""The kernel copies at most 2 GiB less a page per call."""
 MOST_ELEMENTS = 2**48
-"""Above any real size, stride or extent, and far below where torch's own arithmetic overflows."""
+"""Above any real size, stride or extent, and far below an overflow in torch."""
 
 
 class _Segment(ctypes.Structure):
@@ -325,14 +322,14 @@ class _Segment(ctypes.Structure):
 
 
 class MemoryReadError(Exception):
-    """The child's description cannot be read; the text says why, on one line, whatever the child's words are."""
+    """A child's description cannot be read, for the reason in the text, which is one safe line."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(one_line(reason))
 
 
 class Described(BaseModel):
-    """A child's claim of where a tensor lies. Checked for form here, for truth by reading."""
+    """A child's claim of a tensor's place. Its form is checked here, its truth by reading."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -346,8 +343,8 @@ class Described(BaseModel):
 def read_tensors(pid: int, claims: list[Any], limit_bytes: int) -> tuple[RawTensor, ...]:
     """Read the values at the claimed places, made contiguous.
 
-    Raises `MemoryReadError` where a claim is malformed or unreadable, or where all together would take more than
-    `limit_bytes`; that is found before anything is read.
+    Raises `MemoryReadError` for a malformed or unreadable claim, and, before reading, where all together would take
+    more than `limit_bytes`.
     """
     places = [_place(claim) for claim in claims]
     if sum(map(_cost, places)) > limit_bytes:
@@ -361,16 +358,16 @@ def _place(claim: Any) -> Described:
         place = Described.model_validate(claim)
     except ValidationError as error:
         raise MemoryReadError(
-            f"the child described an output in a form that can not be read: {error.errors()[0]['msg']}"
+            f"the child described an output in a form that cannot be read: {error.errors()[0]['msg']}"
         ) from None
     require_plain(place.dtype, place.shape, place.stride)
     return place
 
 
 def require_plain(dtype: str, shape: list[int], stride: list[int]) -> None:
-    """Raise `MemoryReadError` for what is not a strided tensor of a plain dtype and a possible size.
+    """Raise `MemoryReadError` unless this is a strided tensor of a plain dtype and a possible size.
 
-    Decides before torch is asked: with some dtypes (those of quantized tensors) it ends the process that asks.
+    This precedes any use of torch, which aborts the process for some dtypes (those of quantized tensors).
     """
     if dtype not in PLAIN_DTYPES:
         raise MemoryReadError(f"the child described an output of dtype {one_line(dtype, 40)}; return a plain tensor")
@@ -385,7 +382,7 @@ def require_plain(dtype: str, shape: list[int], stride: list[int]) -> None:
 
 
 def _span(shape: list[int], stride: list[int]) -> int:
-    """Count elements from the first to the last, those between them included."""
+    """Count elements of memory from the first to the last."""
     return 1 + sum((max(1, size) - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
@@ -394,7 +391,7 @@ def _extent(place: Described) -> int:
 
 
 def _cost(place: Described) -> int:
-    """Bytes that reading takes: what is copied, or what it becomes where elements are repeated."""
+    """Return the bytes of reading: of the copied memory, or of the result where elements repeat."""
     return max(_extent(place), math.prod(place.shape)) * int(getattr(torch, place.dtype).itemsize)
 
 
@@ -409,7 +406,7 @@ def _read(pid: int, place: Described) -> RawTensor:
         return RawTensor.laid(whole, data)
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:  # NotImplementedError is a RuntimeError
         raise MemoryReadError(
-            f"an output of dtype {place.dtype} and shape {place.shape} can not be read: {error}"
+            f"an output of dtype {place.dtype} and shape {place.shape} cannot be read: {error}"
         ) from None
 
 
@@ -443,7 +440,7 @@ ALIGNMENT = 64
 
 
 class SharedMemory:
-    """One shared mapping that holds a fixed list of tensors; sealed, so that a child cannot change its size."""
+    """A shared mapping for a fixed list of tensors, sealed so that a child cannot change its size."""
 
     def __init__(self, layout: Sequence[RawTensor]) -> None:
         self._offsets: list[int] = []
@@ -467,35 +464,35 @@ class SharedMemory:
         return sum(self._sizes)
 
     def write(self, tensors: Iterable[RawTensor]) -> None:
-        """Put new values in place; sizes must be those of the layout."""
+        """Write new values of the layout's sizes."""
         for raw, offset, size in zip(tensors, self._offsets, self._sizes, strict=True):
             if len(raw.data) != size:
                 raise ValueError(f"{len(raw.data)} bytes for a place of {size}")
             self._memory[offset : offset + size] = raw.on_host
 
     def overwrite(self) -> None:
-        """Leave nothing of the values: NaN, -1 or true is read in their place."""
+        """Overwrite all values, which then read as NaN, -1 or true."""
         first = ctypes.c_char.from_buffer(self._memory)
         _libc.memset(ctypes.byref(first), 0xFF, ctypes.c_size_t(len(self._memory)))
 
     def changed(self, tensors: Sequence[RawTensor]) -> list[int]:
-        """Return the indices of tensors whose bytes are no longer those given."""
+        """Return the indices of tensors whose bytes differ from these."""
         places = enumerate(zip(tensors, self._offsets, self._sizes, strict=True))
         return [index for index, (raw, *place) in places if _differs(self._memory, raw.on_host, *place)]
 
     def taken(self, index: int) -> RawTensor:
-        """Return a copy of what lies in the place of a tensor now."""
+        """Return a copy of a tensor's present bytes."""
         spec, start, size = self.specs[index], self._offsets[index], self._sizes[index]
         return RawTensor(spec["dtype"], tuple(spec["shape"]), bytearray(self._memory[start : start + size]))
 
     def close(self) -> None:
-        """Give the memory back; children that still map it keep their own reference until they end."""
+        """Free the memory; children that map it keep their own reference until they end."""
         self._memory.close()
         os.close(self.fd)
 
 
 def _differs(memory: mmap.mmap, data: bytearray, offset: int, size: int) -> bool:
-    """Compare where they lie: a slice of a mapping would be a copy of it."""
+    """Compare in place, since a slice of a mapping would be a copy."""
     if not size:
         return False
     mine, theirs = ctypes.c_char.from_buffer(memory, offset), ctypes.c_char.from_buffer(data)

@@ -1,10 +1,10 @@
-"""The compiler, torch and Python that extensions are built with, and the light torch/extension.h that is made for them.
+"""The compiler, torch and Python for extensions, and the light torch/extension.h that is made for them.
 
-The stock header brings g++ and nvcc two thousand operators, pybind11, torch::nn and the JIT, for sources that name
-five. The light one (`headers/light`) has what nearly all of them use; the compiler's stand-in adds the operators that a
-source names (`kernelwright_child.compiling`). It is text: whatever the flags, there is nothing to precompile. What it
-replaces by plain functions (`headers/glue`) is compiled from torch's own headers: one set for sources that are
-optimised, one for those that are not. All of it is done by the judge, outside the jail, and runs no candidate's code.
+The stock header declares two thousand operators, pybind11, torch::nn and the JIT, for sources that use five. The light
+one (`headers/light`) declares the common part, and the compiler wrapper adds the operators of a source
+(`kernelwright_child.compiling`). It is text that suits any flags, without precompilation. Its plain functions
+(`headers/glue`) are compiled from torch's own headers, once for optimised sources and once for others. The judge does
+all of this outside the jail, without running a candidate's code.
 """
 
 import contextlib
@@ -41,9 +41,9 @@ from kernelwright_child.compiling import MAKING, are_optimised, is_being_made
 LOG = logging.getLogger(__name__)
 
 LIGHT, GLUE = (Path(__file__).with_name("headers") / name for name in ("light", "glue"))
-"""What stands in for torch's headers and pybind11's templates, and what that is linked with; C++."""
+"""Replacements of torch's headers and pybind11's templates, and the C++ sources to link with them."""
 COMPILER_BYTES = 1500 * 2**20
-"""What one compilation of torch's headers takes at its height; measured with g++ 12."""
+"""Peak memory of a compilation of torch's headers, measured with g++ 12."""
 PROGRAM = """#!/bin/sh
 exec {python} -I -S -c 'import sys; sys.path.insert(0, {root})
 from kernelwright_child.compiling import main; main(sys.argv[1:])' {kind} "$@"
@@ -57,10 +57,10 @@ INCLUDES_PYTHON = re.compile(
 
 
 class Toolchain(NamedTuple):
-    """One compiler with one torch and one Python. Its `folder` holds all that depends on these."""
+    """One compiler with one torch and one Python, and the `folder` of files that depend on them."""
 
     compiler: str
-    """The C++ compiler that torch would take."""
+    """The C++ compiler that torch uses."""
     is_gcc: bool
     nvcc: str | None
     linker: str
@@ -82,15 +82,15 @@ class Toolchain(NamedTuple):
 
     @property
     def light(self) -> Path:
-        """Folder of the light header, which changes with our own part of it and with how it is made."""
+        """Folder of the light header, named by a digest of its sources and this module."""
         parts = [path for top in (LIGHT, GLUE) for path in sorted(top.rglob("*.*"))]
         texts = [path.read_bytes() for path in (*parts, Path(__file__))]
         return self.folder / f"light-{hashlib.sha256(b''.join(texts)).hexdigest()[:8]}"
 
     def plan(self, memory_bytes: int, light: bool = True, cuda_architectures: str = "") -> dict[str, Any]:
-        """Make the `shortcuts` of a builder's message, see `kernelwright_child.compiling`; empty where there are none.
+        """Make the `shortcuts` of a builder's message for `kernelwright_child.compiling`; empty for none.
 
-        `light`: whether the light header is tried. Without, every object file is byte for byte the stock one.
+        `light`: whether to try the light header. Without it, every object file is byte for byte the stock one.
         """
         programs = self._programs() if self.is_gcc else None
         if programs is None:
@@ -108,16 +108,16 @@ class Toolchain(NamedTuple):
         }
 
     def _programs(self) -> dict[str, str] | None:
-        """Write the programs that stand for the compilers, where children can only read; None where that fails.
+        """Write the compiler wrappers where children can only read; None where that fails.
 
-        torch knows a compiler by its name, so the one for C++ is called g++.
+        torch recognises a compiler by its name, so the one for C++ is called g++.
         """
         paths = {"cxx": self.folder / "bin" / "g++", "nvcc": self.folder / "bin" / "nvcc"}
         root = str(self.folder / "lib")
         if any(" " in str(path) or "'" in root for path in paths.values()):
             return None
         try:
-            # What the programs import, copied to where builders can read it whatever jail they are in.
+            # A copy of the wrappers' module that builders can read in any jail.
             package = self.folder / "lib" / "kernelwright_child"
             _put(package / "__init__.py", "", 0o644)
             _put(package / "compiling.py", (CHILD_FOLDER / "compiling.py").read_text(), 0o644)
@@ -131,24 +131,23 @@ class Toolchain(NamedTuple):
 
 
 def python_header() -> Path:
-    """Return where this interpreter's Python.h lies, or should: torch/extension.h includes it."""
+    """Return the path of this interpreter's Python.h, which torch/extension.h includes."""
     return Path(sysconfig.get_path("include", scheme="posix_prefix")) / "Python.h"
 
 
 def require_headers(source: str, header: Path | None = None) -> None:
-    """Raise `MachineError`, with the remedy, for a candidate whose build includes Python.h where there is none.
+    """Raise `MachineError`, with the remedy, for a candidate whose build includes a missing Python.h.
 
-    Debian's python3 comes without it, and the candidate would be blamed for that. One that builds a plain shared
-    library does not need it.
+    Debian's python3 lacks it, and the candidate would fail for that. A plain shared library does not need it.
     """
-    # By its own words: `load_inline` adds torch/extension.h unasked, and some languages compile a launcher.
+    # `load_inline` adds torch/extension.h by itself, and some languages compile a launcher.
     unasked = "load_inline" in source and "no_implicit_headers" not in source
     if unasked or INCLUDES_PYTHON.search(source):
         require_python_header("building this candidate", header)
 
 
 def require_python_header(what: str, header: Path | None = None) -> None:
-    """Raise `MachineError`, with the remedy, where there is no Python.h, which `what` includes."""
+    """Raise `MachineError`, with the remedy, where Python.h, which `what` includes, is missing."""
     header = header or python_header()
     if not header.exists():
         raise MachineError(
@@ -158,7 +157,7 @@ def require_python_header(what: str, header: Path | None = None) -> None:
 
 
 def shown_paths() -> list[str]:
-    """Return what a builder is shown, read-only, beside what every child sees; makes the folder where it is missing."""
+    """Return the paths that a builder may read besides those of every child; create the toolchain's folder."""
     found = toolchain()
     if found is None or not found.is_gcc:
         return []
@@ -171,7 +170,7 @@ def shown_paths() -> list[str]:
 
 @cache
 def toolchain() -> Toolchain | None:
-    """Find this machine's toolchain, by its environment; None without a compiler or torch. Runs the compiler."""
+    """Find this machine's toolchain by the environment; None without a compiler or torch. Runs the compiler."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     torch = importlib.util.find_spec("torch")
     if compiler is None or torch is None or torch.origin is None:
@@ -204,7 +203,7 @@ def toolchain() -> Toolchain | None:
 
 
 def _nvcc() -> str | None:
-    """Find the nvcc that torch takes: of the toolkit that the environment names, or of the one on the path."""
+    """Find the nvcc that torch uses: of the toolkit in the environment, or on the path."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if home:
         return shutil.which(str(Path(home) / "bin" / "nvcc"))
@@ -225,20 +224,20 @@ def _put(path: Path, text: str, mode: int) -> None:
         write_atomically(path, text, mode)
 
 
-# The making of the light header: parts that are absent are made beside a build, to their end whatever becomes of it.
+# The light header's missing parts, made during a build and completed in any case.
 
 TIMEOUT_S = 3000
-"""By the wall clock, of one compiler of ours: the machine may be busy."""
+"""Wall time limit of one compiler on a busy machine."""
 POLL_S = 0.05
 LEVELS = {"plain": "-O0", "optimised": "-O2"}
 STANDARD = re.compile(r"/c\+\+/[\w.]+/(\w+)$")
 
 
 class MakingHeaders:
-    """The making of parts of the light header beside a block, each in a thread with a compiler of its own.
+    """A context that makes parts of the light header during a block, each in a thread with a compiler.
 
-    When the block begins, each part is marked as being made, or is another process's affair. The block ends when they
-    are there, also where it fails; not where it is interrupted. Nothing raises: what cannot be made is absent.
+    At the start each part gets a lock file, unless another process makes it. The block ends when all parts are
+    complete, also after an error, but not after an interrupt. Nothing raises: parts that fail are absent.
     """
 
     def __init__(self, toolchain: Toolchain, names: list[str]) -> None:
@@ -252,7 +251,7 @@ class MakingHeaders:
 
     @property
     def seconds(self) -> float:
-        """Time until all was there or given up; 0 where nothing was missing."""
+        """Time until all parts were made or given up; 0 where none was missing."""
         return self._ended - self._began
 
     def __enter__(self) -> Self:
@@ -263,7 +262,7 @@ class MakingHeaders:
                 if mark := self._held.enter_context(self._marked(name)):
                     self._threads.append(threading.Thread(target=self._make, args=(name, mark), daemon=True))
         except OSError as error:
-            LOG.info("not all is made for torch's header: %s", error)
+            LOG.info("not all parts of the light header are made: %s", error)
         for thread in self._threads:
             thread.start()
         return self
@@ -288,7 +287,7 @@ class MakingHeaders:
 
     @contextlib.contextmanager
     def _marked(self, name: str) -> Iterator[Path | None]:
-        """Yield the mark of its making, which a lock ties to a living process; None if it is another's."""
+        """Yield the lock file of a part, which lives as long as this process; None if another makes it."""
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         (self._folder / MARK).touch()
@@ -310,13 +309,13 @@ class MakingHeaders:
                 self._make_headers(self._folder / name)
         except (OSError, subprocess.SubprocessError) as error:
             said = error.stderr if isinstance(error, subprocess.CalledProcessError) else None
-            LOG.info("%s for torch's header was not made: %s", name, build_reason(said) if said else str(error))
+            LOG.info("%s of the light header was not made: %s", name, build_reason(said) if said else str(error))
         finally:
             mark.unlink(missing_ok=True)
             self._ended = time.perf_counter()
 
     def _make_headers(self, path: Path) -> None:
-        """Make the light headers, those of the standard library that the stock one brings, and the macros they lack."""
+        """Make the light headers with the standard library's headers of the stock one, and list the missing macros."""
         with _aside(self._folder / "light") as light:
             shutil.copytree(LIGHT, light)
             command = self._command("-E", "-dM", "-x", "c++")
@@ -331,7 +330,7 @@ class MakingHeaders:
             module = light / "kernelwright" / "module.h"
             first = self._command("-E", "-dM", "-x", "c++", before=("-isystem", str(light)))
             have = _defined(self._run([*first, "-include", str(core), str(module)]))
-            for made in (light, *light.rglob("*")):  # a child may be another user
+            for made in (light, *light.rglob("*")):  # a child may be of another user
                 made.chmod(0o755 if made.is_dir() else 0o644)
         with _aside(path) as made:
             made.write_text("\n".join(sorted(macros - have)))
@@ -345,7 +344,7 @@ class MakingHeaders:
             made.chmod(0o644)
 
     def _command(self, *words: str, before: tuple[str, ...] = ()) -> list[str]:
-        """Return the compiler's command; `before` are folders that are looked at before those of torch."""
+        """Return the compiler's command; `before` are options for folders in front of torch's."""
         includes = [word for path in self._toolchain.include_folders for word in ("-isystem", path)]
         return [self._toolchain.compiler, *before, *includes, *self._toolchain.own_flags, *words]
 
@@ -376,14 +375,14 @@ class MakingHeaders:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Kill it with the compiler proper, which g++ starts and which would hold its output open."""
+    """Kill it with the compiler that g++ starts, which would keep its output open."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def _aside(path: Path) -> Iterator[Path]:
-    """Yield another name, whose file or folder takes the place of the path when the block has ended well."""
+    """Yield a temporary path, which replaces the path when the block succeeds."""
     new = path.with_name(f".new-{path.name}")
     for old in (new, path):
         if old.is_dir():
@@ -403,20 +402,20 @@ def _defined(listing: str) -> set[str]:
 
 FLAG = re.compile(r"(?<!\w)-O\w*")
 MACROS = "macros"
-"""The file with the macros that the light header lacks; where it is, the headers are."""
+"""The file with the macros that the light header lacks, made after the headers."""
 OBJECTS = tuple(sorted(f"{path.stem}.o" for path in GLUE.glob("*.cpp")))
 WITHOUT = re.compile(r"no_implicit_headers\s*=\s*True")
-"""Words by which `load_inline` includes nothing of its own."""
+"""The argument that keeps `load_inline` from adding includes."""
 EVERYTHING = (MACROS, *(f"{level}/{name}" for level in LEVELS for name in OBJECTS))
 
 
 def missing_headers(toolchain: Toolchain, source: str) -> list[str]:
-    """Return the names of what a candidate's extensions may be built with, and what has not been made yet."""
+    """Return the missing parts that a candidate's extensions may need."""
     implied = "load_inline" in source and not WITHOUT.search(source)
     if not implied and "torch/extension.h" not in source:
         return []
     with contextlib.suppress(OSError):
-        os.utime(toolchain.light)  # it is in use, so others go before it where space is short
+        os.utime(toolchain.light)  # a renewed entry is removed last
     optimised = any(are_optimised([flag]) for flag in FLAG.findall(source))
     levels = [level for level in LEVELS if (level == "optimised") is optimised or (optimised and "cuda" in source)]
     bound = "functions" in source
@@ -429,7 +428,7 @@ def headers_are_ready(toolchain: Toolchain) -> bool:
 
 
 def prepare_headers(toolchain: Toolchain) -> bool:
-    """Make all of the light header, some 40 s of one core and 4 MB; whether it is there afterwards. Never raises."""
+    """Make all of the light header, some 40 s of one core and 4 MB; return whether it exists. Never raises."""
     with MakingHeaders(toolchain, _absent(toolchain, EVERYTHING)):
         pass
     return headers_are_ready(toolchain)

@@ -1,7 +1,7 @@
-"""The one folder that a candidate's children may write to, and the removal of those whose owner was killed.
+"""The only folder that a candidate's children may write to, and the removal of folders of killed processes.
 
-A process that is killed cannot tidy up. Its folder is known by its lock (`HeldFolder`), which the kernel releases when
-the process ends, however it ends. The next judge removes the folders of this user that nobody holds.
+The kernel releases the lock of a folder (`HeldFolder`) when its process ends in any way. The next judge removes the
+unlocked folders of this user.
 """
 
 import contextlib
@@ -22,36 +22,35 @@ from kernelwright.sandbox.machine import language_environment
 from kernelwright.sandbox.verdict.errors import MachineError
 
 KEPT_VARIABLES = ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CC", "CXX", "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES")
-"""What a child's environment takes over from the user's, beside PATH; no key or token is among them."""
+"""Variables that children take from the user's environment, besides PATH; none is a key or token."""
 PLACES = ("home", "tmp", "build", "triton")
-"""What children may write to. The folder around them is the judge's: nobody can put a link in place of `build`."""
+"""Folders that children may write to. Their parent is the judge's, so `build` cannot be replaced by a link."""
 STEADY = {
     "OMP_PROC_BIND": "close",
     "OMP_PLACES": "threads",
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
-    "CUDA_SCALE_LAUNCH_QUEUES": "4x",  # calls of up to 4,000 kernels can be issued ahead
+    "CUDA_SCALE_LAUNCH_QUEUES": "4x",  # for calls of up to 4,000 kernels that are issued ahead
 }
 COMPILING = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
-"""For torch.compile: no pool of processes, which would outlive the call, and no headers that only one folder has."""
+"""For torch.compile: no pool of processes, which would outlive the call, and no precompiled headers."""
 LEAST_FREE_BYTES = 512 * 2**20
-"""With less a build would fill the disk, and the candidate would be blamed."""
+"""With less, a build would fill the disk and the candidate would fail."""
 GONE_S, AGAIN_S = 3.0, 0.02
-"""How long a folder is tried to be removed. What was killed in it may still be on its way out: the processes of a jail
-go when its first one has gone, and a compiler among them writes until then."""
+"""Time and interval of attempts to remove a folder: killed compilers write until the kernel has ended them."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class HeldFolder:
-    """A private temporary folder in `place`, locked for as long as this process lives and has not closed it.
+    """A private temporary folder in `place`, locked until `close` or the end of this process.
 
-    `purpose` is a word for its name. What killed processes leave is removed by `leftovers`. Raises `OSError`.
+    `purpose` is a word for its name. `sweep` removes the folders of killed processes. Raises `OSError`.
     """
 
     def __init__(self, purpose: str, place: str | None = None) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=f"kernelwright-{purpose}-{_host()}-", dir=place))
         self._fd = os.open(self.path, FOLDER)
-        with contextlib.suppress(OSError):  # on a disk without locks nobody can take it for a left-over either
+        with contextlib.suppress(OSError):  # on a disk without locks `sweep` removes nothing either
             try_lock(self._fd)
         _held.add(self)
 
@@ -62,7 +61,7 @@ class HeldFolder:
         self.close()
 
     def close(self) -> None:
-        """Remove the folder with all that is in it; its children must have ended."""
+        """Remove the folder with its contents; its children must have ended."""
         if self._fd < 0:
             return
         _held.discard(self)
@@ -76,11 +75,11 @@ class HeldFolder:
 
 
 _held: set[HeldFolder] = set()
-"""Those that this process holds."""
+"""The folders of this process."""
 
 
 def close_all() -> None:
-    """Remove every folder that this process holds: right before it ends, when its children have been killed."""
+    """Remove every folder of this process, right before its end, when its children have been killed."""
     for folder in list(_held):
         folder.close()
 
@@ -90,10 +89,10 @@ def _host() -> str:
 
 
 class WorkFolder:
-    """A private temporary folder with the places that compilers and torch want, removed at the end."""
+    """A private temporary folder with subfolders for compilers and torch, removed at the end."""
 
     imports: tuple[str, ...] = ()
-    """What its children need beside torch: a process that has it is forked for them."""
+    """Modules that its children need besides torch, imported by their zygote."""
 
     def __init__(self) -> None:
         place = temporary_place()
@@ -112,32 +111,32 @@ class WorkFolder:
                 f"no work folder can be made in {place} ({error.strerror}); free some space or set TMPDIR"
             ) from None
         self.user: int | None = None
-        """The user whom the places belong to; None for the user of this process."""
+        """The owner of the subfolders; None for the user of this process."""
         self.shown: tuple[str, ...] = ()
-        """Folders elsewhere that children started from now on may read."""
+        """Further folders that later children may read."""
 
     def places(self, *without: str) -> list[str]:
         return [str(self.path / name) for name in PLACES if name not in without]
 
     def write(self, name: str, text: str) -> Path:
-        """Put a text file into the folder, in place of whatever has that name; children can read it."""
+        """Write a text file that children can read, in place of anything with that name."""
         path = self.path / name
         try:
             path.unlink(missing_ok=True)
-            # Never through a link: a candidate that ran without a jail may have left one.
+            # Never through a link, which a candidate without a jail may have left.
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with open(fd, "w", encoding="utf-8", errors="surrogatepass") as file:
                 file.write(text)
                 if self.user is not None:
                     os.fchown(fd, self.user, self.user)
         except OSError as error:
-            raise MachineError(f"{path} can not be written ({error.strerror}); free some space or set TMPDIR") from None
+            raise MachineError(f"{path} cannot be written ({error.strerror}); free some space or set TMPDIR") from None
         return path
 
     def give_to(self, user: int) -> None:
-        """Make another user the owner of the places and files; needs root. It happens once, later calls must agree.
+        """Make another user the owner of subfolders and files; needs root. Later calls must name the same user.
 
-        It is done before any child runs, so that no name in the folder is a candidate's choice.
+        This comes before any child runs, so that no name in the folder is a candidate's choice.
         """
         if self.user is not None:
             if self.user != user:
@@ -149,12 +148,12 @@ class WorkFolder:
             self.path.chmod(0o711)
         except OSError as error:
             raise MachineError(
-                f"{self.path} can not be given to another user ({error.strerror}); set TMPDIR to a local disk"
+                f"{self.path} cannot be given to another user ({error.strerror}); set TMPDIR to a local disk"
             ) from None
         self.user = user
 
     def environment(self, threads: int, steady: bool = False) -> dict[str, str]:
-        """Return the complete environment of a child: `shared_environment`, and where its own places are."""
+        """Return the complete environment of a child: `shared_environment` and its own folders."""
         return shared_environment(threads, steady) | {
             "HOME": str(self.path / "home"),
             "TMPDIR": str(self.path / "tmp"),
@@ -169,7 +168,7 @@ class WorkFolder:
 
 
 def temporary_place() -> str:
-    """Return the folder for temporary files, as Python finds it; `MachineError` where no usual place can be written."""
+    """Return Python's folder for temporary files; `MachineError` where none can be written."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:
@@ -188,17 +187,17 @@ def _require_space(folder: str) -> None:
 
 
 def shared_environment(threads: int, steady: bool) -> dict[str, str]:
-    """Return what the environments of children have in common: nothing else of the user's is passed on.
+    """Return the common environment of children; nothing else of the user's is passed on.
 
-    `steady` is for children that are timed: OpenMP threads stay on their cores, and freed memory is kept for the next
-    call. Without it a call that is stopped and continued wandered between 2.5 and 31 ms, with it between 3.8 and 4.9
-    ms. The causes are two threads that wake on one core, and a page fault for every 4 KiB of each fresh result.
+    `steady` is for timed children: OpenMP threads stay on their cores, and freed memory is kept for the next call.
+    Without it a call that is stopped and resumed took between 2.5 and 31 ms, with it between 3.8 and 4.9 ms. The causes
+    are two threads that wake on one core, and a page fault for every 4 KiB of each new result.
     """
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     tools = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
     return kept | {
         "PATH": os.pathsep.join(tools),
-        # Caches are named after it, and the jail has no list of accounts to look it up in.
+        # Names caches; the jail has no list of accounts.
         "USER": "sandbox",
         "LANG": "C.UTF-8",
         "OMP_NUM_THREADS": str(threads),
@@ -210,9 +209,9 @@ def shared_environment(threads: int, steady: bool) -> dict[str, str]:
 
 
 def remove(root: Path) -> None:
-    """Remove a tree however it was left: folders closed to their owner, thousands of levels deep, with any names.
+    """Remove a tree in any state: folders closed to their owner, thousands of levels deep, with any names.
 
-    Every folder is moved up below `root` before it is emptied, so no path grows long and nothing recurses.
+    Every folder is moved to the top before it is emptied, so no path becomes long and nothing recurses.
     """
     try:
         top = os.open(root, FOLDER)
@@ -235,7 +234,7 @@ def empty(top: int) -> None:
 
 
 def _empty(folder: int, top: int, names: Iterator[str]) -> bool:
-    """Take everything out of an open folder; its folders go to `top`. Whether anything could be taken out."""
+    """Empty an open folder by moving its folders to `top`; return whether anything was removed or moved."""
     progress = False
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -265,14 +264,14 @@ def _empty_and_remove(name: str, top: int, names: Iterator[str]) -> None:
 
 
 IDLE_S = 600.0
-"""How long a folder has to be as it is: it is made a moment before it is locked."""
+"""Least age of a removed folder, since a folder exists shortly before its lock."""
 
 
 def sweep(place: str | None = None, idle_s: float = IDLE_S) -> list[Path]:
-    """Remove what killed processes of this user have left in a folder, that for temporary files; what was removed.
+    """Remove folders of killed processes of this user, by default among temporary files; return them.
 
-    Links are not followed; what another user owns, what a living process holds and what something is mounted in is
-    left alone. Never raises for what the disk refuses.
+    Links are not followed. Folders of another user or a living process, and folders with mounts, stay. File errors are
+    ignored.
     """
     with contextlib.suppress(OSError):
         ours = _own_folders(Path(place or tempfile.gettempdir()).resolve())
@@ -284,10 +283,7 @@ def sweep(place: str | None = None, idle_s: float = IDLE_S) -> list[Path]:
 
 
 def _own_folders(top: Path) -> list[Path]:
-    """Held folders of this user and machine. On a disk that several share, locks may be known to each machine alone.
-
-    A link is none, wherever it points to.
-    """
+    """List work folders of this user and machine, without links. Machines that share a disk may not share locks."""
     held, found = re.compile(rf"kernelwright-[a-z]+-{_host()}-[a-z0-9_]{{8}}"), []
     with os.scandir(top) as entries:
         for entry in entries:
@@ -312,13 +308,13 @@ def _mounts() -> tuple[str, ...]:
 
 
 def _removed(path: Path) -> bool:
-    """Remove a folder unless somebody holds it; whether it is gone by our doing."""
+    """Remove a folder unless it is locked; return whether this call removed it."""
     try:
         fd = os.open(path, FOLDER)
     except OSError:
         return False
     try:
-        # What stands there may have changed since the look at it.
+        # The folder may have been replaced since it was found.
         if os.fstat(fd).st_uid != os.geteuid() or not try_lock(fd):
             return False
         empty(fd)

@@ -1,1 +1,1 @@
-"""The judge's end of a child: questions and answers, values in and out, on a processor and on a GPU."""
+"""Sessions of the judge with its children, on a processor and on a GPU: questions, answers, and values."""

@@ -1,7 +1,7 @@
-"""Device memory between judge and children: inputs that the judge owns and shares, outputs that children show.
+"""Device memory between judge and children: inputs that the judge shares, and outputs that children describe.
 
-Inputs lie in one allocation whose descriptor goes to the child; the values themselves only the judge has. Outputs lie
-in the child's own memory: it names the allocation, the judge maps it. What a child says about places is checked for
+Inputs lie in one allocation whose descriptor goes to the child; the judge alone holds their values before a call.
+Outputs lie in the child's memory: it names the allocation, and the judge maps it. A child's description is checked for
 form and bounds; a false place can only give wrong values.
 """
 
@@ -35,59 +35,51 @@ from kernelwright_child.gpu_memory import ArrayInterface
 LOG = logging.getLogger("kernelwright.sandbox.calls")
 Result = TypeVar("Result")
 OUT_OF_MEMORY = 2
-"""The driver's code for it."""
+"""The driver's error code."""
 
 _relieving = threading.RLock()
-"""Of two threads that are short of memory the second finds what the first has freed; no session is asked by both."""
+"""Serialises relief: a second thread finds the memory that the first freed, and no session gets two questions."""
 _givers: list[tuple[int, Callable[[], None]]] = []
 
 
 def register(giver: Callable[[], None], ordinal: int) -> Callable[[], None]:
-    """Have `giver` called when memory of this device runs short; returns what takes it off the list again."""
+    """Call `giver` when memory of this device runs short; return a function that removes it."""
     entry = ordinal, giver
     _givers.append(entry)
     return lambda: _givers.remove(entry)
 
 
 def relieve() -> None:
-    """Have all give back what they keep on the calling thread's device, this process first. Hold the device."""
+    """Free cached memory on the calling thread's device, of this process and all givers. Hold the device."""
     with _relieving:
         before = _free_bytes()
         free_cached_memory()
         here = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
         asked = [giver for ordinal, giver in tuple(_givers) if ordinal == here]
         for giver in asked:
-            _ask(giver)
-    LOG.info("memory ran short on device %d: %d sessions were asked for theirs, %s", here, len(asked), _freed(before))
+            try:
+                giver()
+            except SandboxError as error:  # it may belong to another problem, or have just ended
+                LOG.info("no memory was freed: %s", error)
+        after = _free_bytes()
+    freed = "an unknown amount" if before is None or after is None else gib(after - before)
+    LOG.info(
+        "memory ran short on device %d: %d sessions were asked to free theirs, %s came free", here, len(asked), freed
+    )
 
 
 def _free_bytes() -> int | None:
-    """Free bytes on the calling thread's device; None where torch has not used it."""
+    """Return the free bytes on the calling thread's device; None where torch has not used it."""
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
-def _freed(before: int | None) -> str:
-    after = _free_bytes()
-    return "what came of it is not known" if before is None or after is None else f"{gib(after - before)} came of it"
-
-
-def _ask(giver: Callable[[], None]) -> None:
-    """Ask one giver. Its errors are only logged: it may belong to another problem, or have just ended."""
-    try:
-        giver()
-    except SandboxError as error:
-        LOG.info("no memory was given back: %s", error)
-
-
 def with_relief(work: Callable[[], Result]) -> Result:
-    """Return the result of `work`; where memory is missing, try once more after `relieve`."""
-    from kernelwright_child.driver import CudaError
-
+    """Return the result of `work`; where memory is missing, try again after `relieve`."""
     try:
         return work()
     except torch.OutOfMemoryError:
         pass
-    except CudaError as error:
+    except driver.CudaError as error:
         if error.code != OUT_OF_MEMORY:
             raise
     relieve()
@@ -95,7 +87,7 @@ def with_relief(work: Callable[[], Result]) -> Result:
 
 
 def free_cached_memory() -> None:
-    """Give back what torch keeps of this process's own device memory."""
+    """Free the device memory that torch caches in this process."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
@@ -104,9 +96,9 @@ POISON_WORD = 0x7FF87FF8
 """A NaN as float32 and float64 and, twice, as bfloat16; as float16 too. As an index it is far out of range."""
 SHARED = "shared"
 PROBES = 1024
-"""Words of an output that are looked at within the clock; all are compared after it."""
+"""Words of an output that are sampled within the timed call; all are compared after it."""
 OUTPUTS = 64
-"""This many outputs are looked at before they are waited for."""
+"""Outputs that are sampled before each wait."""
 
 
 Layout = Sequence[tuple[str, Sequence[int]]]
@@ -114,7 +106,7 @@ Layout = Sequence[tuple[str, Sequence[int]]]
 
 
 class SharedDeviceMemory:
-    """Memory for inputs on the device, which children see. Several may: all that are trusted see one. Close it."""
+    """Device memory for inputs that children see, to be closed. All trusted children may see one."""
 
     def __init__(self, layout: Layout, ordinal: int = 0) -> None:
         self._layout = [(dtype, tuple(shape)) for dtype, shape in layout]
@@ -136,7 +128,7 @@ class SharedDeviceMemory:
         return self._layout == [(dtype, tuple(shape)) for dtype, shape in layout]
 
     def stage(self, tensors: Iterable[RawTensor]) -> None:
-        """Take the next values, which stay where they are: no child can see them."""
+        """Take the next values in their own memory, which no child can see."""
         staged = []
         for raw, size in zip(tensors, self._sizes, strict=True):
             if len(raw.data) != size:
@@ -145,12 +137,12 @@ class SharedDeviceMemory:
         self._staged = staged
 
     def stage_nothing(self) -> None:
-        """Let go of what was staged, whose memory others may need."""
+        """Release the staged values, whose memory others may need."""
         self._staged = []
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Within it something of the right size is staged, for learning what it takes to show it."""
+        """Stage dummy values within the block, to measure the time to show them."""
         one = with_relief(lambda: torch.empty(max(self._sizes, default=0), dtype=torch.uint8, device="cuda"))
         self._staged = [one[:size] for size in self._sizes]
         try:
@@ -160,23 +152,23 @@ class SharedDeviceMemory:
 
     @property
     def places(self) -> list[torch.Tensor]:
-        """Offsets at which children see each input, in bytes."""
+        """The bytes of each input as children see them."""
         return [
             seen(self._shared.address + offset, size) for offset, size in zip(self._offsets, self._sizes, strict=True)
         ]
 
     def spoil(self, stream: driver.Stream) -> None:
-        """Issue a fill of what the child sees with one random word: what waits for inputs to appear takes these."""
+        """Issue a fill of the shared inputs with a random word, for code that waits for inputs to appear."""
         stream.fill(self._shared.address, secrets.randbits(32), self.bytes // 4)
 
     def reveal(self, stream: driver.Stream) -> None:
-        """Issue the copy of what was staged to where the child sees it."""
+        """Issue the copy of the staged values to the shared memory."""
         for tensor, offset in zip(self._staged, self._offsets, strict=False):
             if tensor.numel():
                 stream.copy(self._shared.address + offset, tensor.data_ptr(), tensor.numel())
 
     def taken(self) -> tuple[RawTensor, ...]:
-        """A copy of what a trusted child has put where it sees inputs."""
+        """Copy the inputs that a trusted child has written."""
         places = zip(self._layout, self._offsets, self._sizes, strict=True)
         return tuple(
             RawTensor(dtype, shape, copied(self._shared.address + offset, size))
@@ -184,7 +176,7 @@ class SharedDeviceMemory:
         )
 
     def shown(self, indices: Iterable[int]) -> list["Shown"]:
-        """The places at which the child sees these inputs, as outputs."""
+        """Return the places of these shared inputs as outputs."""
         found = []
         for index in indices:
             (dtype, shape), size = self._layout[index], self._sizes[index]
@@ -193,13 +185,13 @@ class SharedDeviceMemory:
         return found
 
     def changed(self) -> list[int]:
-        """The indices of inputs in which what the child sees differs from what was staged."""
+        """Return the indices of shared inputs that differ from the staged values."""
         places = enumerate(zip(self._staged, self._offsets, strict=False))
         there = self._shared.address
         return [index for index, (own, offset) in places if not same_bytes(seen(there + offset, len(own)), own)]
 
     def close(self) -> None:
-        """Give both copies back; a child that still maps the shared one keeps it until it ends."""
+        """Free both copies; a child that maps the shared one keeps it until it ends."""
         if self.fd >= 0:
             os.close(self.fd)
             self._staged = []
@@ -208,7 +200,7 @@ class SharedDeviceMemory:
 
 
 class Claim(BaseModel):
-    """A child's word on where a device tensor lies."""
+    """A child's claim of the place of a device tensor."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -217,12 +209,12 @@ class Claim(BaseModel):
     stride: list[int] = Field(max_length=16)
     """In elements."""
     handle: str = Field(pattern=r"^([0-9a-f]{128}|shared)?$")
-    """Names the allocation, in hexadecimal digits, or says that it was shared; empty for a tensor without elements."""
+    """The allocation in hexadecimal digits, or `shared`; empty for a tensor without elements."""
     offset: int = Field(ge=0, lt=2**48)
 
 
 class Shown(NamedTuple):
-    """An output where it lies: mapped, and within its allocation."""
+    """An output in mapped memory, within its allocation."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -233,12 +225,12 @@ class Shown(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Whether nothing else lies between its elements."""
+        """Whether its elements fill their memory without gaps."""
         item_bytes: int = getattr(torch, self.dtype).itemsize
         return self.bytes == math.prod(self.shape) * item_bytes
 
     def laid(self, data: DeviceBytes) -> RawTensor:
-        """The values in a copy of the bytes from first to last, made contiguous."""
+        """Return the values from a copy of the bytes from first to last, made contiguous."""
         if not self.bytes:
             return RawTensor(self.dtype, self.shape, data)
         whole = data.tensor.view(getattr(torch, self.dtype)).as_strided(self.shape, self.stride)
@@ -246,24 +238,24 @@ class Shown(NamedTuple):
 
 
 SPARE_PLACES = 16
-"""Allocations that stay mapped beside those of the last call: results alternate with what lies between."""
+"""Allocations that stay mapped besides those of the last call, since results alternate among them."""
 
 
 class Allocations:
-    """Allocations of one child that it has shown. Each is mapped once: later calls find it at no cost. Close it."""
+    """The described allocations of one child, each mapped once, to be closed."""
 
     def __init__(self) -> None:
         self._mapped: dict[bytes, tuple[int, int]] = {}
         self.room: SharedDeviceMemory | None = None
-        """Memory for outputs that cannot be mapped where they are."""
+        """Shared memory for outputs that cannot be mapped."""
 
     def find(self, claim: dict[str, Any]) -> Shown:
-        """The place that a claim names. Raises `MemoryReadError` where it is malformed, unknown or out of bounds."""
+        """Map the place of a claim. Raises `MemoryReadError` where it is malformed, unknown or out of bounds."""
         try:
             said = Claim.model_validate(claim)
         except ValidationError as error:
             text = error.errors()[0]["msg"]
-            raise MemoryReadError(f"the child described an output in a form that can not be read: {text}") from None
+            raise MemoryReadError(f"the child described an output in a form that cannot be read: {text}") from None
         require_plain(said.dtype, said.shape, said.stride)
         dtype = getattr(torch, said.dtype)
         shape, stride = tuple(said.shape), tuple(said.stride)
@@ -291,21 +283,21 @@ class Allocations:
                 base = driver.ipc_open(handle)
                 place = base, driver.address_range(base)[1]
             except (driver.CudaError, ValueError) as error:
-                raise MemoryReadError(f"the memory of an output can not be mapped: {error}") from None
-        self._mapped[handle] = place  # the last is what was shown last
+                raise MemoryReadError(f"the memory of an output cannot be mapped: {error}") from None
+        self._mapped[handle] = place  # the most recent one is last
         return place
 
     def trim(self, used: int) -> None:
-        """Unmap what was not shown for longest, beyond the `used` ones of the last call and some.
+        """Unmap the longest unused allocations, except `used` ones of the last call and some more.
 
-        What a child frees stays on the device while it is mapped here: one that takes new memory for each call would
-        soon have all of it.
+        Freed memory of a child stays on the device while it is mapped here, so a child that allocates for each call
+        would soon take all of it.
         """
         for handle in list(self._mapped)[: max(0, len(self._mapped) - used - SPARE_PLACES)]:
             driver.ipc_close(self._mapped.pop(handle)[0])
 
     def forget(self) -> None:
-        """Unmap all: memory that a child has freed goes only when nobody maps it any more."""
+        """Unmap all, since freed memory of a child stays while it is mapped."""
         for base, _ in self._mapped.values():
             driver.ipc_close(base)
         self._mapped.clear()
@@ -318,25 +310,25 @@ class Allocations:
 
 
 class OutputSample(NamedTuple):
-    """Words of an output as they were at one moment, and where they lie: `first`, then every `pitch` bytes."""
+    """Words of an output at one moment, from byte `first` on every `pitch` bytes."""
 
     first: int
     pitch: int
     words: tuple[int, ...]
 
     def agrees(self, data: torch.Tensor) -> bool:
-        """Whether later bytes of the same output still hold these words."""
+        """Check that later bytes of the output have the same words."""
         whole = data[: data.numel() // 4 * 4].view(torch.int32)
         found = whole[self.first // 4 :: self.pitch // 4][: len(self.words)]
         return [word & 0xFFFFFFFF for word in found.tolist()] == list(self.words)
 
 
 class OutputSampler:
-    """Looks at secret places of outputs in one small copy each; to be done before the clock is stopped. Close it.
+    """A sampler of secret places of outputs, used before the clock stops, to be closed.
 
-    The places are an even comb with a fresh random start, so any stretch that is not written yet is hit, and nobody can
-    write the right places first. What is seen must be what all of the output holds later: a child that says "done" too
-    early has changed it meanwhile.
+    The places are an even comb with a new random start, so any unwritten stretch is hit, and no code can write the
+    sampled places first. The complete output must later agree with the sample: a child that says "done" too early has
+    changed it since.
     """
 
     def __init__(self, stream: driver.Stream) -> None:
@@ -363,12 +355,12 @@ class OutputSampler:
         ]
 
     def close(self) -> None:
-        """Give the host's memory back."""
+        """Free the host's memory."""
         self._pinned.close()
 
 
 def comb(size: int, draw: int) -> tuple[int, int, int]:
-    """First byte, pitch and number of the words to look at in an output of `size` bytes, for one random number."""
+    """Return first byte, pitch and number of the sampled words of `size` bytes, for one random number."""
     words = size // 4
     rows = min(PROBES, words)
     if not rows:
@@ -378,7 +370,7 @@ def comb(size: int, draw: int) -> tuple[int, int, int]:
 
 
 def copied(address: int, size: int) -> DeviceBytes:
-    """A copy of device memory that is the judge's alone."""
+    """Copy device memory for the judge alone."""
     own = with_relief(lambda: torch.empty(size, dtype=torch.uint8, device="cuda"))
     if size:
         driver.copy(own.data_ptr(), address, size)
@@ -386,9 +378,9 @@ def copied(address: int, size: int) -> DeviceBytes:
 
 
 def fetch(output: Shown, in_place: bool = False) -> tuple[RawTensor, torch.Tensor]:
-    """A copy of the values, made contiguous, on the device; and the bytes as they lay.
+    """Return a contiguous copy of the values on the device, and their bytes in the child's layout.
 
-    With `in_place`, for a child that is trusted to leave them alone, the values where they are, if they are contiguous.
+    With `in_place`, for a trusted child, contiguous values are not copied.
     """
     here = in_place and output.bytes > 0
     data = ShownBytes(seen(output.address, output.bytes)) if here else copied(output.address, output.bytes)
@@ -396,9 +388,9 @@ def fetch(output: Shown, in_place: bool = False) -> tuple[RawTensor, torch.Tenso
 
 
 def poison(output: Shown, stream: driver.Stream) -> None:
-    """Make every element NaN (or a large number), so that an output that is not written again is seen to be wrong.
+    """Set every element to NaN (or a large number), so that an output that is not rewritten is wrong.
 
-    Where other data may lie between the elements, nothing is done.
+    Outputs with gaps stay, since other data may lie there.
     """
     if not output.is_dense:
         return
@@ -410,12 +402,12 @@ def poison(output: Shown, stream: driver.Stream) -> None:
 
 
 def seen(address: int, size: int) -> torch.Tensor:
-    """Device memory of this process as a tensor of bytes, without a copy, by torch's CUDA."""
+    """View device memory of this process as a tensor of bytes, without a copy."""
     if not size:
         return torch.empty(0, dtype=torch.uint8, device="cuda")
     return torch.as_tensor(ArrayInterface(address, size), device="cuda")
 
 
 def _on_device(data: bytearray) -> torch.Tensor:
-    """Host bytes as a tensor on the device."""
+    """Copy host bytes to a tensor on the device."""
     return torch.frombuffer(data, dtype=torch.uint8).to("cuda") if data else seen(0, 0)

@@ -15,19 +15,19 @@ from kernelwright.sandbox.tensors import MemoryReadError, Values, alone, is_soun
 from kernelwright_child import driver
 
 LEAST_PASSES, MOST_PASSES, SETTLED = 2, 8, 0.03
-"""A program is at its speed once two passes of calls differ by this share at most."""
+"""Passes of calls until a program is at its speed: two that differ by at most this share."""
 SPIN, MOST_SPIN_MS = 2.0, 20.0
-"""Multiple of the time to issue a single call for which the device is kept busy ahead of it."""
+"""Busy time of the device ahead of a call, as a multiple of the time to issue it."""
 LONGEST_S = 0.5
-"""No further pass begins after this time."""
+"""Time after which no further pass starts."""
 
 
 class CannotIssueAhead(Exception):
-    """The calls wait for the device themselves, or give results that the judge cannot map; the text says which."""
+    """The calls wait for the device themselves, or give results that the judge cannot map, as the text says."""
 
 
 class Work(NamedTuple):
-    """Whatever a child is asked to do ahead."""
+    """Work that a child issues ahead."""
 
     what: str
     """`call`, `backward`, or `touch`, which only reads the inputs and fills results."""
@@ -35,14 +35,9 @@ class Work(NamedTuple):
     """Bytes of each result of `touch`."""
 
     def message(self, flags: Flags, values: Values) -> dict[str, Any]:
-        """The question, without the seeds of its calls."""
-        return {
-            "op": "ahead",
-            "of": self.what,
-            "base": flags.last,
-            "arguments": values.tree,
-            "bytes": list(self.sizes),
-        }
+        """Make the question, without the seeds of its calls."""
+        question = {"op": "ahead", "of": self.what, "base": flags.last}
+        return question | {"arguments": values.tree, "bytes": list(self.sizes)}
 
 
 class Link(NamedTuple):
@@ -51,11 +46,11 @@ class Link(NamedTuple):
     device_ms: float | None
     """By the device's events, as the child reports them."""
     judge_ms: float | None
-    """From the judge's stamp before the call to the one behind it: the call, the hand-over, and what the judge does."""
+    """Time between the judge's events around the call, the handover and the judge's work included."""
     host_ms: float
     """Time to issue the call, as the child reports it."""
     output: Values | None
-    """A copy of the result; None where nobody wants it."""
+    """A copy of the result; None where it is not needed."""
 
 
 class Chain(NamedTuple):
@@ -68,13 +63,13 @@ class Chain(NamedTuple):
     inputs_kept: bool
     """Whether every call left its inputs as they were."""
     sizes: list[int]
-    """Bytes of the results where the child has them, from the first to the last element of each; of the least call."""
+    """Bytes from the first to the last element of each result in the child, for the smallest call."""
 
 
 def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before: Values, keep: bool) -> Chain:
-    """Have a child work on each of these inputs in turn; until the first is dealt it sees those of `before`.
+    """Run a chain of calls on these inputs; until the first handover the child sees the inputs of `before`.
 
-    With `keep` results are copied. Raises `CannotIssueAhead`, and what a call raises.
+    With `keep` results are copied. Raises `CannotIssueAhead`, and the errors of a call.
     """
     device, dealer, flags, shared = session.device, session.device.dealer, session.flags(), session.inputs
     assert shared is not None
@@ -124,10 +119,10 @@ def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before:
 
 
 def rehearse(session: GpuSession, work: Work, values: Values, calls: int) -> list[float]:
-    """Call on one input, each call waited for, then as many issued ahead; latencies of the former in ms.
+    """Call on one input with a wait for each call, then as often ahead; return the latencies of the former in ms.
 
-    Memory and kernels are there from then on, which a call behind the judge's flag could not get. Calls are issued
-    ahead until two passes take the same time on the device; `GpuSession.host_ms` is what one takes to issue.
+    Afterwards memory and kernels are loaded, which a call behind the judge's flag could not do. Calls are issued ahead
+    until two passes take the same time on the device; `GpuSession.host_ms` is the time to issue one.
     """
     flags = session.flags()
     session.show(values)
@@ -154,7 +149,7 @@ def rehearse(session: GpuSession, work: Work, values: Values, calls: int) -> lis
 
 
 def call_behind_a_spin(session: GpuSession, work: Work, values: Values) -> float | None:
-    """Time of one call in ms by the child's events, issued while a kernel of its own keeps the device busy."""
+    """Return the ms of one call by the child's events, issued while a kernel of the child keeps the device busy."""
     flags = session.flags()
     session.quiet(values)
     message = work.message(flags, values) | {"seeds": [values.seed]}
@@ -170,7 +165,7 @@ def call_behind_a_spin(session: GpuSession, work: Work, values: Values) -> float
 def _shown_by_link(session: GpuSession, answer: dict[str, Any], count: int) -> list[list[Shown]]:
     tree, claims = answer.get("tree"), answer.get("tensors")
     if not isinstance(tree, dict) or not isinstance(claims, list) or not is_sound(tree, len(claims)):
-        raise MemoryReadError("the child described its results in a form that can not be read")
+        raise MemoryReadError("the child described its results in a form that cannot be read")
     shown = session.find(claims, count)
     per_call, rest = divmod(len(shown), count)
     if rest or not isinstance(tree.get("l"), list) or len(tree["l"]) != count:
@@ -179,7 +174,7 @@ def _shown_by_link(session: GpuSession, answer: dict[str, Any], count: int) -> l
 
 
 def _outputs(answer: dict[str, Any], handovers: list[Handover], changes: Sequence[int]) -> list[Values | None]:
-    """The results of all calls, each with the inputs that it changes, which were taken behind its own outputs."""
+    """Return the results of all calls, each with its changed inputs, which come after its own outputs."""
     taken = [handover.values() for handover in handovers]
     made = Values(answer["tree"], tuple(raw for raws in taken for raw in raws[: len(raws) - len(changes)]))
     inputs = [dict(zip(changes, raws[len(raws) - len(changes) :], strict=True)) for raws in taken]
@@ -187,7 +182,7 @@ def _outputs(answer: dict[str, Any], handovers: list[Handover], changes: Sequenc
 
 
 def _numbers(answer: dict[str, Any] | None, key: str, count: int) -> list[float | None]:
-    """Numbers of a child's answer; None for each that is none."""
+    """Parse positive numbers of a child's answer; None for any other value."""
     said = (answer or {}).get(key)
     found = said if isinstance(said, list) and len(said) == count else [None] * count
     return [float(one) if isinstance(one, int | float) and math.isfinite(one) and one > 0 else None for one in found]

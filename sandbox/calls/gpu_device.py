@@ -22,35 +22,35 @@ from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child import driver
 
 FLUSH = 2
-"""Times the L2 cache's size: as much is written between calls, so that nothing of them is left in it."""
+"""Bytes written between calls, as a multiple of the L2 cache's size, so that no data of a call remain in it."""
 COVER = 8
-"""Times that it is written before the judge's own work is timed, which is issued meanwhile, by a slow host too."""
+"""Number of such writes before the judge's own work, so that even a slow host issues it in time."""
 CALIBRATIONS = 20
 PROBES, PROBE_PAUSE_S = 3, 2e-4
-"""Probes before each call of whether the device answers at once."""
+"""Probes of an idle device before each call, and the pause before each."""
 WAIT_S = 600
 LOOK_S = 0.05
-"""Interval at which a thread that waits for the lock looks whether it is still wanted."""
+"""Interval at which a waiting thread checks whether the lock is still wanted."""
 
-# Calls that a child issues ahead and the judge deals inputs to, one after another, by its own clock.
+# Calls that a child issues ahead, with inputs that the judge hands over one by one on its own clock.
 #
 # The child puts each call behind a wait for the judge's flag, and is stopped. For each call the judge's stream waits
-# until the one before is done, copies its result, poisons its place, writes the next input, flushes the L2 cache by
-# reads, stamps an event and writes the next flag. So launches are hidden, nothing can overlap or start early, and the
-# time from stamp to stamp rests on no word of the child. A done flag that comes too early shows poison. Inputs are
-# written by a kernel: while it runs no kernel of another process does. See docs/decisions/gpu-clock.md.
+# for the end of the previous one, copies its result, poisons its place, writes the next input, flushes the L2 cache by
+# reads, records an event and writes the next flag. So launches are hidden, nothing can overlap or start early, and the
+# time between events depends on no claim of the child. A done flag that comes too early shows poison. A kernel writes
+# the inputs: while it runs, no kernel of another process does. See docs/decisions/gpu-clock.md.
 
 FLAG_BYTES = 4096
 ISSUE_S, ISSUE_FACTOR = 0.25, 10
-"""A child that has not issued its calls after this time, or this many times what they took to issue before, is waiting
-for the device: its calls cannot be issued ahead."""
+"""Limit for issuing calls, as a time and a multiple of the earlier time. A later child waits for the device, so its
+calls cannot be issued ahead."""
 RUN_S = 10.0
-"""Wall time for the device to run all calls of a chain."""
+"""Wall time limit of all calls of a chain on the device."""
 POLL_S = 5e-5
 
 
 class Flags:
-    """Two words of device memory that judge and child share. Close it."""
+    """Two words of device memory that judge and child share, to be closed."""
 
     def __init__(self, ordinal: int) -> None:
         self._shared = driver.Shared(ordinal, FLAG_BYTES)
@@ -59,14 +59,14 @@ class Flags:
         driver.call("cuMemsetD32_v2", ctypes.c_uint64(self.begun), ctypes.c_uint(0), ctypes.c_size_t(FLAG_BYTES // 4))
         self.fd = self._shared.export()
         self.last = 0
-        """Number of the last call that was asked for."""
+        """Number of the last requested call."""
 
     def close(self) -> None:
         self._shared.close()
 
 
 class Dealer:
-    """The events, flags and copies with which the judge deals on one device. Needs torch loaded."""
+    """The events, flags and copies with which the judge runs chains on one device. Needs torch loaded."""
 
     def __init__(self, stream: driver.Stream, flush_address: int, flush_bytes: int) -> None:
         self.stream = stream
@@ -82,7 +82,7 @@ class Dealer:
         self._is_loaded = False
 
     def load(self) -> None:
-        """Run once every kernel of a handover: one that is first loaded behind a wait would hang."""
+        """Run every kernel of a handover once: loading one behind a wait would hang."""
         if self._is_loaded:
             return
         here = torch.zeros(64, dtype=torch.uint8, device="cuda")
@@ -95,7 +95,7 @@ class Dealer:
         self._is_loaded = True
 
     def deal(self, flags: Flags, places: Sequence[torch.Tensor], handovers: "list[Handover]") -> list[float] | None:
-        """Run a chain whose calls are issued; ms from stamp to stamp. None where it did not end within `RUN_S`."""
+        """Run a chain of issued calls; return the ms between events, None where it did not end within `RUN_S`."""
         first = flags.last - (len(handovers) - 1) + 1
         while len(self._stamps) < len(handovers):
             self._stamps.append(driver.CudaEvent())
@@ -125,7 +125,7 @@ class Dealer:
         return [late.since(early) for early, late in zip(self._stamps, self._stamps[1 : len(handovers)], strict=False)]
 
     def release(self, flags: Flags, *words: int) -> None:
-        """Let everything pass that waits for these words, or else for inputs, from another stream than the chain's."""
+        """Release all waits for these words, or by default for inputs, from another stream."""
         for word in words or (flags.begun,):
             driver.write_value(self._rescue.handle, word, flags.last)
         self._rescue.wait()
@@ -138,17 +138,17 @@ class Dealer:
 
 
 class Handover:
-    """The work between two calls: take the result of the one before, make the next input ready."""
+    """The work between two calls: take the previous result, and prepare the next input."""
 
     def __init__(self, following: Values, before: Values | None = None, shown: Sequence[Shown] = ()) -> None:
-        """`before`: the inputs of the call before, where they are compared with what it left of them."""
+        """`before`: the previous call's inputs, where they are checked for changes."""
         self.next, self._before, self._shown = following, before, shown
         self.own = [torch.empty(output.bytes, dtype=torch.uint8, device="cuda") for output in shown]
         self._seen = [seen(output.address, output.bytes) for output in shown]
         self._same: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def watch(self, places: Sequence[torch.Tensor], changes: Collection[int] = ()) -> None:
-        """Compare what lies in these places with the inputs of the call before, but for those that it may change."""
+        """Compare these places with the previous call's inputs, except those that it may change."""
         pairs = zip(places, self._before.tensors if self._before else (), strict=False)
         for place, raw in (pair for index, pair in enumerate(pairs) if index not in changes):
             assert isinstance(raw.data, DeviceBytes)
@@ -164,11 +164,11 @@ class Handover:
 
     @property
     def inputs_kept(self) -> bool:
-        """Whether the inputs were the same; once all has run."""
+        """Whether the inputs were unchanged, after the end of the chain."""
         return all(bool(said.all()) for *_, said in self._same)
 
     def values(self) -> tuple[RawTensor, ...]:
-        """The results that were taken, made contiguous."""
+        """Return the results, made contiguous."""
         return tuple(output.laid(DeviceBytes(own)) for output, own in zip(self._shown, self.own, strict=True))
 
 
@@ -179,7 +179,7 @@ def copy_by_kernel(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _compare(one: torch.Tensor, other: torch.Tensor, room: torch.Tensor, said: torch.Tensor) -> None:
-    """Write whether two tensors of bytes are the same, for the body and the last bytes, without a wait."""
+    """Write the equality of two tensors of bytes, for the body and the last bytes, without a wait."""
     for number, (mine, theirs) in enumerate(_words(one, other)):
         noted = room[: mine.numel()]
         torch.eq(mine, theirs, out=noted)
@@ -187,7 +187,7 @@ def _compare(one: torch.Tensor, other: torch.Tensor, room: torch.Tensor, said: t
 
 
 def _words(one: torch.Tensor, other: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Both as words of 8 bytes where they lie on such, and the rest as bytes."""
+    """Split both into aligned words of 8 bytes and remaining bytes."""
     even = all(tensor.data_ptr() % 8 == 0 and tensor.storage_offset() % 8 == 0 for tensor in (one, other))
     body = one.numel() // 8 * 8 if even else 0
     pairs = [(one[:body].view(torch.int64), other[:body].view(torch.int64))] if body else []
@@ -195,10 +195,10 @@ def _words(one: torch.Tensor, other: torch.Tensor) -> list[tuple[torch.Tensor, t
 
 
 class CudaDevice:
-    """One device for one process. Calls on it belong between `hold` and its end; children are others' processes."""
+    """One device for one process. Use it within `hold`."""
 
     def __init__(self, ordinal: int = 0, wait_s: float = WAIT_S) -> None:
-        """Takes no lock yet; `wait_s` is for `hold`. Raises `MachineError` where there is no device."""
+        """Open the device without its lock; `wait_s` is for `hold`. Raises `MachineError` for a missing device."""
         self.ordinal = ordinal
         self._wait_s = wait_s
         try:
@@ -214,14 +214,14 @@ class CudaDevice:
             raise MachineError(f"no CUDA device {ordinal} can be used ({error}); see `kernelwright doctor`") from None
         self.sampler = OutputSampler(self.stream)
         self.limit_bytes: int | None = None
-        """Of memory that may be used; None for all."""
+        """Limit of usable memory; None for all."""
         self._idle_ms: dict[int, float] = {}
         self._calibrated: set[int] = set()
-        """Sizes for which that was learned since the device is held."""
+        """Calibrated sizes since the device is held."""
         self._guests: set[int] = set()
-        """Threads that use it as the one that holds it, which waits for them."""
+        """Threads for which the holding thread waits, and which may use the device."""
         self.wakes = False
-        """Whether a call begins with a tiny kernel, behind which its first event lies: see `DeviceTiming`."""
+        """Whether a call begins with a tiny kernel before its first event; see `DeviceTiming`."""
         self._flush_word = 0
         self._threads = threading.RLock()
         self._lock: DeviceLock | None = None
@@ -237,7 +237,7 @@ class CudaDevice:
 
     @contextmanager
     def hold(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Have the device alone, among all judges of this machine and all threads of this one; may be nested.
+        """Hold the device alone among all judges of this machine and all threads of this one; may be nested.
 
         Raises `MachineError` where another process keeps it, and where the waiting is `stopped`.
         """
@@ -253,7 +253,7 @@ class CudaDevice:
 
     @contextmanager
     def as_guest(self) -> Iterator[None]:
-        """In a thread that the one that holds the device waits for: within it this one has it too."""
+        """Use the device in a thread for which the holding thread waits."""
         here = threading.get_ident()
         self._guests.add(here)
         try:
@@ -292,10 +292,9 @@ class CudaDevice:
             torch.cuda.set_device(self.ordinal)
 
     def calibrate(self, shared: SharedDeviceMemory) -> None:
-        """Learn what `prepare` takes while no child has work: call it before the candidate's source has run.
+        """Measure the time of `prepare` on an idle device: call it before the candidate's source runs.
 
-        Once for each size while the device is held: later processes of a candidate are measured against what was
-        learned before the first of them ran.
+        Once per size while the device is held, so that all processes of a candidate have the same calibration.
         """
         if shared.bytes in self._calibrated:
             return
@@ -305,11 +304,10 @@ class CudaDevice:
         self._calibrated.add(shared.bytes)
 
     def prepare(self, shared: SharedDeviceMemory, outputs: tuple[Shown, ...] = ()) -> Prepared:
-        """All that goes before a call, while the child is stopped: the clock may start when this returns.
+        """Prepare a call while the child is stopped: the clock may start on return.
 
-        Poisons where the last outputs lie, makes the inputs of the last call unusable, looks whether the device is
-        idle, shows the staged inputs, gives pinned cache lines back and flushes the L2 cache. Without `calibrate` for
-        inputs of this size it is not known what that takes on an idle device.
+        Poisons the last outputs, overwrites the last inputs, probes for an idle device, shows the staged inputs,
+        releases pinned cache lines and flushes the L2 cache. `calibrate` for this size of inputs must come first.
         """
         driver.synchronize()
         for output in outputs:
@@ -317,19 +315,19 @@ class CudaDevice:
         shared.spoil(self.stream)
         self.stream.wait()
         answer = self._longest_answer_ms()
-        if answer > ANSWER_MS:  # a busy host is late once; work on the device makes us wait again
+        if answer > ANSWER_MS:  # a busy host is late once; work on the device delays every probe
             answer = min(answer, self._longest_answer_ms())
         return Prepared(self._prepare(shared), self._idle_ms.get(shared.bytes, math.inf), answer)
 
     def is_busy(self) -> bool:
-        """Whether something else runs on the device right now."""
+        """Probe whether something else runs on the device."""
         return self._longest_answer_ms(4 * PROBES) > ANSWER_MS
 
     def _longest_answer_ms(self, probes: int = PROBES) -> float:
         return max(self._answer_ms() for _ in range(probes))
 
     def _answer_ms(self) -> float:
-        """Time in ms to do next to nothing, once another context that waits has had the time to get its slice."""
+        """Return the ms of a little work, after a pause in which another waiting context gets its slice."""
         time.sleep(PROBE_PAUSE_S)
         start = time.perf_counter_ns()
         self.stream.fill(self._flush, 0, 1)
@@ -340,7 +338,7 @@ class CudaDevice:
         start, end = self._events
         self._context.reset_persisting_l2()
         self._flush_word += 1
-        # The device is at this while all that follows is issued: how fast the host is shall not be in the time.
+        # The device is busy with this while the rest is issued, so that the host's speed is not part of the time.
         for _ in range(COVER):
             self.stream.fill(self._flush, -self._flush_word % 2**32, self._flush_bytes // 4)
         self.stream.record(start)
@@ -352,7 +350,7 @@ class CudaDevice:
 
     @cached_property
     def chain_obstacle(self) -> str:
-        """Why calls cannot be issued ahead on this device; empty where they can."""
+        """Reason why calls cannot be issued ahead on this device; empty where they can."""
         return driver.chain_obstacle(self.ordinal)
 
     @cached_property
@@ -361,17 +359,17 @@ class CudaDevice:
         return Dealer(self.stream, self._flush, self._flush_bytes)
 
     def free_bytes(self) -> int:
-        """Device memory that nobody has, as far as it may be used."""
+        """Return the free device memory that may be used."""
         free, total = self._context.free_bytes()
         return max(0, free - (total - self.total_bytes()))
 
     def used_bytes(self) -> int:
-        """Device memory that all processes together have."""
+        """Return the device memory of all processes."""
         free, total = self._context.free_bytes()
         return total - free
 
     def total_bytes(self) -> int:
-        """All device memory that may be used: what there is, or `limit_bytes` if that is less."""
+        """Return the device memory that may be used: all, or `limit_bytes` if that is less."""
         total = self._context.free_bytes()[1]
         return total if self.limit_bytes is None else min(total, self.limit_bytes)
 
@@ -391,14 +389,14 @@ class CudaDevice:
 
 
 def device_of(settings: Settings) -> CudaDevice:
-    """The one that these settings name, opened when first needed; they say how much of its memory may be used."""
+    """Return the device of these settings, opened when first needed, with their memory limit."""
     device = _opened(settings.ordinal)
     device.limit_bytes = settings.device_memory_bytes
     return device
 
 
 def first_device() -> CudaDevice:
-    """The first that this process may see, opened when first needed."""
+    """Return the first visible device, opened when first needed."""
     return _opened(0)
 
 
@@ -408,13 +406,13 @@ def _opened(ordinal: int) -> CudaDevice:
 
 
 class SharedInputs:
-    """One allocation for all references of a problem, made when its layout is known. Close it."""
+    """One allocation for all references of a problem, made when the layout is known, to be closed."""
 
     def __init__(self) -> None:
         self._memory: SharedDeviceMemory | None = None
 
     def for_layout(self, layout: Layout, device: CudaDevice) -> SharedDeviceMemory:
-        """The memory; all references have one layout, since those that see it would go on seeing it."""
+        """Return the memory; all references must have the same layout."""
         if self._memory is None:
             device.make_current()
             self._memory = SharedDeviceMemory(layout, device.ordinal)

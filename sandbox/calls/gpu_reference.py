@@ -35,11 +35,11 @@ from kernelwright.sandbox.verdict.verdicts import ProblemStatus
 from kernelwright.sandbox.workfolder import WorkFolder
 
 MOST_WARMING = 4
-"""Calls after memory was given back."""
+"""Most untimed calls after memory was freed."""
 STATUS_BYTES = 2**28
-"""Of inputs and result that lazy answers are held against, where a part of them does."""
+"""Bytes of inputs and result for the check with lazy answers, where a part of them suffices."""
 UNFOLLOWED = (
-    "{name} can not be judged on a GPU: calls of its reference go on from weights or integers that they have changed, "
+    "{name} cannot be judged on a GPU: calls of its reference go on from weights or integers that they have changed, "
     "and calls are issued ahead there; judge it with --device cpu"
 )
 UNTRIED = "whether lazy answers fail was not tried: the device has no room for them beside inputs and results"
@@ -50,23 +50,23 @@ UNTRIED = "whether lazy answers fail was not tried: the device has no room for t
 
 Way = Literal["whole", "parts", "processor"]
 SHARE = 0.8
-"""Of the free memory that one computation may be planned to take."""
+"""Share of the free memory that one computation may take."""
 PART_SHARE = 3
-"""A part takes at most one of this many shares of the free memory: the joined result lies beside it."""
+"""Divisor of the free memory for one part, since the joined result needs memory too."""
 
 
 class ExactOnDevice:
-    """Computes float64 results of one reference."""
+    """The computation of float64 results of one reference."""
 
     def __init__(self, session: GpuSession, device: CudaDevice, needs: Needs, tolerance: Tolerance) -> None:
         self._session, self._device, self._needs, self._tolerance = session, device, needs, tolerance
         self._found: Cut | None = None
         self._is_looked_for = False
         self.ways: set[Way] = set()
-        """Those that were gone so far."""
+        """The ways used so far."""
 
     def result(self, values: Values, near: Values | None, op: str, patience_s: float) -> Values:
-        """Of `op` (`call` or `backward`) on `values`; `near`, where it is known, is the result in the own dtype."""
+        """Compute `op` (`call` or `backward`) on `values`; `near` is the result in the own dtype, if known."""
         if not self._fits():
             relieve()
         try:
@@ -91,7 +91,7 @@ class ExactOnDevice:
         return self._gone("processor", self._read(values, f"exact {op} elsewhere", patience_s))
 
     def _read(self, values: Values, op: str, patience_s: float) -> Values:
-        """A large result is read where it lies, until the child is asked again: it may take what a copy would take."""
+        """Compute and read; a large result is read in place, since a copy may not fit."""
         return self._session.call(values, patience_s, op, in_place=self._needs.is_large).output
 
     def _gone(self, way: Way, found: Values) -> Values:
@@ -102,7 +102,7 @@ class ExactOnDevice:
         return self._needs.exact_peak + self._needs.exact <= SHARE * self._device.free_bytes()
 
     def cut(self, values: Values, near: Values | None, op: str, patience_s: float) -> Cut | None:
-        """Find the parts that a call falls into, once; None where it does not. `near` is the result on `values`."""
+        """Find the parts of a call, once; None for an inseparable one. `near` is the result on `values`."""
         if self._is_looked_for or near is None:
             return self._found
         self._is_looked_for = True
@@ -110,7 +110,7 @@ class ExactOnDevice:
         return self._found
 
     def _holds(self, cut: Cut, values: Values, near: Values, op: str, patience_s: float) -> bool:
-        """Whether a part from the middle gives what the whole has there."""
+        """Check that a part from the middle has the same result as within the whole."""
         step = self.step(cut)
         start = (cut.rows - step) // 2
         with self.smaller_inputs(layout_of_part(values, cut, step)):
@@ -122,7 +122,7 @@ class ExactOnDevice:
         return mismatch(got, want, want, self._tolerance, PLAIN_RULE) is None and are_alike(got, want)
 
     def step(self, cut: Cut) -> int:
-        """Indices of a part: at most half of all, and as many as fit."""
+        """Choose the indices per part: at most half of all, and as many as fit."""
         each = (self._needs.exact_peak + self._needs.exact) / cut.rows
         fitting = int(self._device.free_bytes() / PART_SHARE / each) if each else cut.rows
         parts = math.ceil(cut.rows / max(1, min(fitting, cut.rows // 2)))
@@ -139,9 +139,9 @@ class ExactOnDevice:
 
     @contextmanager
     def smaller_inputs(self, layout: Layout) -> Iterator[Callable[[], None]]:
-        """Within it the child sees memory for inputs of this layout, and after it what it saw before.
+        """Show the child memory for inputs of this layout within the block.
 
-        What is yielded shows it the former memory again, until the same is called once more.
+        Yields a function that switches between this memory and the former one.
         """
         session, whole = self._session, self._session.inputs
         assert whole is not None
@@ -164,14 +164,14 @@ class ExactOnDevice:
 
 
 def layout_of_part(values: Values, cut: Cut, rows: int) -> Layout:
-    """Of a part of these inputs; the values themselves are not held by the owner of their memory."""
+    """Return the layout of a part of these inputs."""
     return [raw[:2] for raw in part(values, cut, 0, rows).tensors]
 
 
 class PartOfReference:
-    """A reference that is called on fewer indices of the first axis: enough to see which lazy answers pass.
+    """A reference on fewer indices of the first axis, enough to find lazy answers that pass.
 
-    Its child sees memory for this many, and `switch` shows it that for whole inputs.
+    Its child sees memory for these, and `switch` shows it the memory for complete inputs.
     """
 
     def __init__(self, whole: ReferenceSession, switch: Callable[[], None], cut: Cut, step: int) -> None:
@@ -192,7 +192,7 @@ class PartOfReference:
         return self._whole.call_ms(values)
 
     def exact(self, values: Values) -> Values:
-        """In float64."""
+        """Return the result in float64."""
         return self._whole.exact_part(values)
 
     def keep(self, output: Values) -> Values:
@@ -218,7 +218,7 @@ class GpuReference(ReferenceSession):
         folder: WorkFolder | None = None,
         inputs: SharedInputs | None = None,
     ) -> None:
-        """`inputs`: the memory in which all references of the problem see inputs."""
+        """Start the child; `inputs` is the memory of all references of the problem."""
         self._shared, self._owns_inputs = inputs or SharedInputs(), inputs is None
         self._forget: Callable[[], None] = lambda: None
         self._shows_exact = False
@@ -227,7 +227,7 @@ class GpuReference(ReferenceSession):
         super().__init__(problem, backend, form, folder)
 
     def _require_room(self, source: str) -> None:
-        """Nothing beforehand: what a call takes is measured in one, which is quicker."""
+        """Check nothing in advance: measuring a call is faster."""
 
     def _share_inputs(self) -> None:
         session = self._session
@@ -245,7 +245,7 @@ class GpuReference(ReferenceSession):
 
     @cached_property
     def needs(self) -> Needs:
-        """Device memory of a call, measured in one."""
+        """Device memory of a call, as measured."""
         with self._translated():
             return self._session.needs(self.problem.direction != "forward", self.draw())
 
@@ -259,9 +259,9 @@ class GpuReference(ReferenceSession):
         return tuple(sorted(self._exact.ways)) if "_exact" in self.__dict__ else ()
 
     def rest(self) -> None:
-        """Give back all memory that is kept for the next call only; that one is then preceded by another.
+        """Free all memory that is cached for the next call, which then needs an untimed one first.
 
-        Nothing while a result is still to be read where it lies.
+        Does nothing while a result is read in place.
         """
         with self._translated():
             self._session.rest()
@@ -289,24 +289,24 @@ class GpuReference(ReferenceSession):
         return values
 
     def share_memory(self, worker: Session) -> None:
-        """Share memory with it like this child's."""
+        """Share memory of this reference's layout with a worker."""
         assert isinstance(worker, GpuSession)
         worker.share_memory(self.layout, self.needs.result)
 
     def prepare_worker(self, worker: Session) -> None:
-        """Move its model to the device."""
+        """Move the worker's model to the device."""
         assert isinstance(worker, GpuSession)
         worker.changes = self.changes
         worker.to_device(self.problem.precision)
 
     def show(self, values: Values) -> Timed:
-        """The result is read where it lies, until the next question: `keep` what must last."""
+        """Call; the result is read in place until the next question, unless `keep` copies it."""
         with self._translated():
             self._warm(values)
             return self._session.call(values, self._patience_s, operation(self.problem), in_place=True)
 
     def _warm(self, values: Values) -> None:
-        """Until a result lies where an earlier one did: it may alternate with what lies between."""
+        """Call until no new allocation appears: results alternate among several."""
         if not self._session.is_cold:
             return
         for _ in range(MOST_WARMING):
@@ -316,9 +316,9 @@ class GpuReference(ReferenceSession):
                 return
 
     def under(self, precision: Precision, values: Values, in_place: bool = True) -> Timed:
-        """Call under another policy, which is then put back.
+        """Call under another policy, which is then restored.
 
-        `in_place`: the result is read where it lies, until the next question.
+        `in_place`: read the result in place until the next question.
         """
         with self.on_device(precision) as session:
             self._warm(values)
@@ -326,7 +326,7 @@ class GpuReference(ReferenceSession):
 
     @contextmanager
     def on_device(self, precision: Precision | None = None) -> Iterator[GpuSession]:
-        """Within it the child's session, under another precision policy where one is named."""
+        """Yield the child's session, under another precision policy if one is given."""
         session = self._session
         with self._translated():
             if precision:
@@ -339,7 +339,7 @@ class GpuReference(ReferenceSession):
                     session.policy(self.problem.precision)
 
     def exact(self, values: Values, near: Values | None = None) -> Values:
-        """A large result is read where it lies, until the next question: `owned` is what must last."""
+        """Compute in float64; a large result is read in place until the next question, unless `owned`."""
         with self._translated():
             self._shows_exact = True
             return self._exact.result(values, near, operation(self.problem), self._patience_s)

@@ -1,4 +1,4 @@
-"""The judge's side of a worker on a GPU: inputs appear on a quiet device, outputs are looked at within the clock."""
+"""The judge's side of a child on a GPU: inputs appear on an idle device, outputs are sampled within the timed call."""
 
 import itertools
 import logging
@@ -43,18 +43,18 @@ from kernelwright_child import driver
 
 LOG = logging.getLogger("kernelwright.sandbox.calls")
 DISTURBED_AT_LEAST, DISTURBED_SHARE = 3, 0.5
-"""So often, and in such a share of the calls, the device must have been busy before somebody is blamed for it.
+"""Number and share of calls with a busy device from which the candidate is checked for it.
 
-Times after which it was busy never count, so nothing is won below this share; a busy host stays below it."""
+Times of such calls never count, so a smaller share gains nothing; a busy host stays below it."""
 MOST_MADE_TWICE = 8
-"""This many calls of a candidate may be made once more for want of memory. None of them counts."""
+"""Most calls of a candidate that may be repeated for lack of memory. None of them counts."""
 AFTERMATH_S = 0.1
-"""So long after a child has been killed its work has left the device."""
+"""Time until the work of a killed child has left the device."""
 NAMELESS = 2**30
-"""A result of unknown size may take so much."""
+"""Allowance for a result of unknown size."""
 CHANGED_INPUT = "the call changed an input in place"
 SHARED_AHEAD = 2**28
-"""Room for outputs up to this size is shared before it is known whether it is needed."""
+"""Memory for outputs up to this size is shared before it is known to be needed."""
 
 
 class GpuSession(Session):
@@ -65,7 +65,7 @@ class GpuSession(Session):
         self._device = self.device = device
         self._flags: Flags | None = None
         self._runs_on = False
-        """Whether it has not answered yet, so that it was not stopped."""
+        """Whether it has not answered yet, and so was not stopped."""
         self.host_ms = 0.0
         """Time to issue a call ahead, in ms, as the child reports it."""
         self._inputs: SharedDeviceMemory | None = None
@@ -74,24 +74,24 @@ class GpuSession(Session):
         self._outputs: tuple[Shown, ...] = ()
         self._calls = self._disturbed = self._made_twice = 0
         self.copies_outputs = False
-        """Whether every output is copied to where the judge can see it: the driver lets it map nothing of the child."""
+        """Whether the child copies every output to shared memory, since the judge can map none of its own."""
         self.switches: dict[str, Any] = {}
         """Torch's precision switches as the child reported them."""
         self.is_cold = False
-        """Whether it has given back what a call needs, so that the next one has to get it again."""
+        """Whether it has freed the memory of calls, so that the next one must allocate it."""
         self._outputs_bytes = 0
         self._is_ready = False
         self._is_showing = False
-        """Whether values of its last result are still to be read where they are."""
+        """Whether its last result is still read in place."""
 
     def initialize(self) -> None:
-        """Have the device's context made, and all else that every model waits for the first time: half a second."""
+        """Make the device's context and run every first-time initialisation, in half a second."""
         if self._is_ready:
             return
         try:
             try:
                 self._use_device()
-            except Refused:  # for want of memory, most likely
+            except Refused:  # most likely for lack of memory
                 relieve()
                 self._use_device()
         except (Refused, ChildGone, ChildLate) as error:
@@ -135,7 +135,7 @@ class GpuSession(Session):
         self._owns_inputs = True
 
     def show_memory(self, shared: SharedDeviceMemory) -> None:
-        """Share memory that others may see too; its maker closes it."""
+        """Share memory that others may see too; its owner closes it."""
         self._give_back()
         self._exchange(
             {"op": "share inputs", "specs": shared.specs, "bytes": shared.bytes},
@@ -146,24 +146,24 @@ class GpuSession(Session):
 
     @property
     def inputs(self) -> SharedDeviceMemory | None:
-        """The memory for inputs that the child sees now."""
+        """The memory for inputs that the child sees."""
         return self._inputs
 
     @property
     def shared_bytes(self) -> int:
-        """Of the device's memory, what the judge shares with this child alone: inputs, and room for outputs."""
+        """Bytes of device memory that the judge shares with this child alone, for inputs and outputs."""
         inputs, outputs = self._inputs if self._owns_inputs else None, self._allocations.room
         return sum(shared.bytes for shared in (inputs, outputs) if shared is not None)
 
     def share_outputs(self, size: int) -> None:
-        """Share room for a call's outputs, for those whose own memory cannot be mapped: they are copied in the call."""
+        """Share memory for outputs that cannot be mapped, which are then copied within the call."""
         room = SharedDeviceMemory([("uint8", (size,))], self._device.ordinal)
         self._allocations.room = room
         message = {"op": "share outputs", "specs": room.specs, "bytes": room.bytes}
         self._exchange(message, self._settings.start_timeout_s, room.fd)
 
     def rest(self) -> None:
-        """Have the child give back all device memory that it keeps for its next call; its results go too."""
+        """Let the child free all device memory that it caches, its results included."""
         if self._is_showing:
             return
         self._device.make_current()
@@ -174,7 +174,7 @@ class GpuSession(Session):
 
     @property
     def places_known(self) -> int:
-        """Allocations of the child that were seen since it last gave all back."""
+        """Number of mapped allocations of the child."""
         return self._allocations.count
 
     def release_result(self) -> None:
@@ -182,7 +182,7 @@ class GpuSession(Session):
         self._is_showing = False
 
     def can_be_mapped(self) -> bool:
-        """Whether the judge can map memory of this child."""
+        """Check that the judge can map memory of this child."""
         claims = self.ask({"op": "trial"}, self._settings.start_timeout_s)["tensors"]
         try:
             self._allocations.find(claims[0])
@@ -203,13 +203,13 @@ class GpuSession(Session):
         return [(str(dtype), tuple(shape)) for dtype, shape in answer["layout"]]
 
     def draw(self, seed: int, timeout_s: float) -> Values:
-        """Fresh inputs of a trusted child under a seed; they stay on the device."""
+        """Draw inputs in a trusted child under a seed; they stay on the device."""
         assert self._inputs is not None, "share memory before drawing"
         answer = self._drawn({"op": "draw", "seed": seed}, timeout_s)
         return Values(answer["tree"], self._inputs.taken())
 
     def _drawn(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The answer of a trusted child that draws: on the host, where the device has no room even after relief."""
+        """Draw in a trusted child; on the host, where the device's memory is too small even after relief."""
         for _ in range(2):
             try:
                 return self.ask(message, timeout_s)
@@ -226,24 +226,24 @@ class GpuSession(Session):
             self.result_bytes = 4 * result_bytes + NAMELESS
 
     def trust_results(self) -> None:
-        """For a trusted child: results may be of any size."""
+        """Allow results of any size, for a trusted child."""
         self.result_bytes = self._device.total_bytes()
 
     def policy(self, name: str) -> dict[str, Any]:
-        """Have a trusted child set torch's precision switches by this policy; return what they then are."""
+        """Set torch's precision switches by this policy in a trusted child; return them."""
         answer = self.ask({"op": "policy", "precision": name}, self._settings.start_timeout_s)
         switches = answer.get("switches")
         return switches if isinstance(switches, dict) else {}
 
     def state(self, most_bytes: int) -> Values:
-        """The model's buffers as its calls have left them. Far more than this many bytes are refused."""
+        """Return the model's buffers after its calls; refuse far more than this many bytes."""
         self._device.make_current()
         answer = self.ask({"op": "state"}, self._settings.start_timeout_s)
         claims = answer.get("tensors")
         shown = [self._allocations.find(claim) for claim in claims] if isinstance(claims, list) else []
         tree = answer.get("tree")
         if not isinstance(tree, dict) or not is_sound(tree, len(shown)):
-            raise MemoryReadError("the child described its buffers in a form that can not be read")
+            raise MemoryReadError("the child described its buffers in a form that cannot be read")
         if sum(output.bytes for output in shown) > (most := ROOM * most_bytes + LEAST_BYTES):
             raise MemoryReadError(f"the buffers of the model take more than {most} bytes")
         return Values(tree, tuple(fetch(output)[0] for output in shown))
@@ -251,8 +251,8 @@ class GpuSession(Session):
     def call(self, values: Values, timeout_s: Timeout, op: str = "call", in_place: bool = False) -> Timed:
         """Call the model on `values`.
 
-        With `in_place` a trusted child's result is not copied: it can be read until the child is asked again, or until
-        `release_result`. A call for which memory was missing is made once more when others have given theirs back.
+        With `in_place` a trusted child's result is not copied: it is valid until the next question or
+        `release_result`. A call that lacked memory is repeated when others have freed theirs.
         """
         self.is_called = True
         try:
@@ -268,8 +268,8 @@ class GpuSession(Session):
         return again._replace(device=again.device._replace(made_twice=self._kind == "worker"))
 
     def _can_make_room(self, refused: Refused) -> bool:
-        """Whether what was missing in a call could be shared or freed."""
-        LOG.info("%s refused a call for want of memory: %s", self._kind, refused.reason)
+        """Share or free the memory that a call lacked; return whether that was possible."""
+        LOG.info("%s refused a call for lack of memory: %s", self._kind, refused.reason)
         self._made_twice += 1
         if self._kind == "worker" and self._made_twice > MOST_MADE_TWICE:
             return False
@@ -281,11 +281,11 @@ class GpuSession(Session):
         return refused.memory
 
     def _called(self, values: Values, timeout_s: Timeout, op: str, in_place: bool) -> Timed:
-        """One call, as `call` says.
+        """Make one call, as `call` describes it.
 
-        The inputs are shown and everything is flushed while the child is stopped; then the clock starts. It stops
-        when secret places of all outputs have been read. What they held must be what the outputs hold once every
-        thread of the child is stopped: nothing can finish after its word.
+        The inputs are shown and caches are flushed while the child is stopped; then the clock starts. It stops when
+        secret places of all outputs have been sampled. The outputs must still agree with the samples once every thread
+        of the child is stopped, so nothing can finish after its answer.
         """
         assert self._inputs is not None, "share memory before calling"
         start_ns = time.perf_counter_ns()
@@ -330,7 +330,7 @@ class GpuSession(Session):
         return question(op, values, self.changes) | ({"wake": True} if self._device.wakes else {})
 
     def flags(self) -> Flags:
-        """The words by which calls are issued ahead; shared with the child when first needed."""
+        """Return the flags for calls that are issued ahead, shared with the child when first needed."""
         if self._flags is None:
             self._flags = Flags(self._device.ordinal)
             try:
@@ -342,7 +342,7 @@ class GpuSession(Session):
         return self._flags
 
     def quiet(self, values: Values) -> Prepared:
-        """Show inputs while the child is stopped, on a device that is idle and has nothing in its L2 cache."""
+        """Show inputs while the child is stopped, on an idle device with a flushed L2 cache."""
         assert self._inputs is not None, "share memory before calling"
         self._device.make_current()
         self._inputs.stage(values.tensors)
@@ -359,7 +359,7 @@ class GpuSession(Session):
         self._outputs = ()
 
     def issue(self, message: dict[str, Any], limit_s: float) -> dict[str, Any] | None:
-        """A question that the child answers before its device work is done; None where the answer is late."""
+        """Ask a question that is answered before its device work is done; None where the answer is late."""
         self.refuse_activity_while_stopped()
         self._child.send(message)
         self._release()
@@ -372,14 +372,14 @@ class GpuSession(Session):
         return answer
 
     def issue_and_wait(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The same where the answer must come. Raises `ChildLate`."""
+        """Ask the same kind of question. Raises `ChildLate` without an answer."""
         answer = self.issue(message, RUN_S)
         if answer is None:
             raise ChildLate
         return answer
 
     def drain(self) -> None:
-        """Have calls that were issued ahead run on whatever lies there, and wait for their end."""
+        """Let issued calls run on any inputs, and wait for their end."""
         self._device.dealer.release(self.flags())
         if self._runs_on:
             self._hear(RUN_S)
@@ -388,16 +388,16 @@ class GpuSession(Session):
         self.issue_and_wait({"op": "times"})
 
     def issue_limit_s(self, calls: int) -> float:
-        """Limit in seconds for issuing this number of calls ahead."""
+        """Return the limit in seconds for issuing this number of calls ahead."""
         return min(RUN_S, max(ISSUE_S, ISSUE_FACTOR * calls * self.host_ms / 1e3))
 
     @property
     def watches_inputs(self) -> bool:
-        """Whether it is seen to it that calls leave their inputs as they are."""
+        """Whether inputs are checked for changes by calls."""
         return self._watches("input_check")
 
     def find(self, claims: list[Any], calls: int) -> list[Shown]:
-        """The places that a child names for the results of this many calls."""
+        """Map the described results of this many calls."""
         known = self._allocations.count
         shown = [self._allocations.find(claim) for claim in claims]
         if sum(output.bytes for output in shown) > calls * self.result_bytes:
@@ -407,20 +407,20 @@ class GpuSession(Session):
         return shown
 
     def look_after(self) -> None:
-        """Raise `Misbehaved` where a candidate has run while it was stopped, or left processes behind."""
+        """Raise `Misbehaved` where a candidate ran while it was stopped, or left processes running."""
         self.refuse_activity_while_stopped()
         if self._kind == "worker" and self._watches("offspring") and self._child.offspring():
             raise Misbehaved("the candidate keeps processes of its own running after a call")
 
     def _log(self, op: str, marks: tuple[int, ...]) -> None:
-        if not LOG.isEnabledFor(logging.DEBUG):  # to ask for the memory takes as long as a call
+        if not LOG.isEnabledFor(logging.DEBUG):  # reading the used memory takes as long as a call
             return
         steps = [(end - begin) / 1e6 for begin, end in itertools.pairwise((*marks, time.perf_counter_ns()))]
         words = "prepared in %.1f ms, called in %.1f, read in %.1f, looked after in %.1f; %s of the device are used"
         LOG.debug("%s %s: " + words, self._kind, op, *steps, gib(self._device.used_bytes()))
 
     def call_ms(self, values: Values, timeout_s: float, op: str = "call") -> float:
-        """The same; only its time in ms. A trusted child's result is not read, and its time is that of its events."""
+        """Return the time of a call in ms; for a trusted child by its events, without reading the result."""
         trusted = self._kind == "reference"
         found = self.call(values, timeout_s, op, in_place=trusted)
         self.release_result()
@@ -428,11 +428,11 @@ class GpuSession(Session):
         return found.milliseconds if events_ms is None else events_ms
 
     def nothing_ms(self) -> float:
-        """The time of a call of a trusted child that computes next to nothing: what the protocol itself costs."""
+        """Return the time of an almost empty call of a trusted child in ms, the cost of the protocol."""
         return self._nothing()[1]
 
     def nothing_on_device_ms(self) -> float:
-        """The same by the device's events: what starting next to nothing costs."""
+        """Return the time of an almost empty call in ms by the device's events."""
         answer, milliseconds = self._nothing()
         said = answer.get("device_ms")
         return float(said) if isinstance(said, int | float) and said > 0 else milliseconds
@@ -446,7 +446,7 @@ class GpuSession(Session):
         return answer, milliseconds
 
     def _call_limit(self, timeout_s: float) -> Timeout:
-        """By the wall clock: others wait for the device meanwhile."""
+        """Return a limit by the wall clock, since others wait for the device."""
         return timeout_s
 
     def _show(self, values: Values) -> None:
@@ -468,8 +468,8 @@ class GpuSession(Session):
     def _clocked(
         self, message: dict[str, Any], timeout_s: Timeout
     ) -> tuple[dict[str, Any], list[tuple[Shown, OutputSample]], float]:
-        """Ask, and look at the outputs before the clock stops; then every thread of the child is stopped."""
-        self._child.send(message)  # it stands still, and finds this when it goes on
+        """Ask, and sample the outputs before the clock stops; then stop every thread of the child."""
+        self._child.send(message)  # it is stopped, and reads this when it is resumed
         start = time.perf_counter_ns()
         self._release()
         answer = self._hear(timeout_s)
@@ -483,10 +483,10 @@ class GpuSession(Session):
         return answer, looked, (stop - start) / 1e6
 
     def _taken(self, answer: dict[str, Any], looked: Sequence[tuple[Shown, OutputSample]], in_place: bool) -> Values:
-        """The outputs' values, which must still be what was seen within the clock."""
+        """Return the outputs' values, which must agree with their samples."""
         tree = answer.get("tree")
         if not isinstance(tree, dict) or not is_sound(tree, len(looked)):
-            raise MemoryReadError("the child described its result in a form that can not be read")
+            raise MemoryReadError("the child described its result in a form that cannot be read")
         if sum(shown.bytes for shown, _ in looked) > self.result_bytes:
             raise MemoryReadError(f"the outputs take more than {self.result_bytes} bytes")
         values: list[RawTensor] = []
@@ -498,9 +498,9 @@ class GpuSession(Session):
         return Values(tree, tuple(values))
 
     def _refuse_disturbance(self, prepared: Prepared) -> None:
-        """Somebody's device work went on while no call did: once may be chance; often, it is looked whose it is."""
+        """Refuse a candidate whose device work runs between calls, once that is frequent and no other's."""
         if self._kind != "worker":
-            return  # it is trusted: what it finds running is another's
+            return  # it is trusted: other work is not its own
         self._calls += 1
         self._disturbed += not prepared.was_idle
         if self._disturbed < max(DISTURBED_AT_LEAST, DISTURBED_SHARE * self._calls):
@@ -524,7 +524,7 @@ class GpuSession(Session):
         self._inputs = None
 
     def close(self) -> str:
-        """End the child, then let go of its memory and of what was shared."""
+        """End the child, then unmap its memory and free shared memory."""
         said = super().close()
         self._device.make_current()
         self._allocations.close()

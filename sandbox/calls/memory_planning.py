@@ -1,4 +1,4 @@
-"""Memory that judging a problem takes: its needs, and the plan beforehand."""
+"""The memory for judging a problem: a plan of its needs, and refusals where it does not fit."""
 
 from typing import NamedTuple
 
@@ -13,11 +13,11 @@ from kernelwright.sandbox.verdict.memory import free_bytes, gib
 from kernelwright.sandbox.verdict.settings import Settings
 
 CONTEXT_BYTES = 640 * 2**20
-"""Of each process that uses a device, before it has done anything."""
+"""Device memory of each process that uses the device, before any work."""
 LOOK_BYTES = 3 * 2**29
-"""On a device, for comparing: pieces of outputs in float64, and what is written to flush its cache."""
+"""Device memory for comparisons in float64, and for the flush of the cache."""
 LARGE_BYTES = 2**30
-"""Above this, memory that is kept only to be quicker is given back as soon as it is not used."""
+"""Above this, memory that only saves time is freed after use."""
 
 
 class Needs(NamedTuple):
@@ -26,46 +26,45 @@ class Needs(NamedTuple):
     inputs: int
     result: int
     exact: int
-    """Of its result in float64."""
+    """Result in float64."""
     peak: int
-    """Result and all that lies between it and the inputs, at most at once."""
+    """Peak of result and intermediate values."""
     weights: int
     scratch: int = 0
-    """On a processor: what a convolution takes beside, which is kept for the next."""
+    """Scratch memory of a convolution on a processor, which is kept for the next."""
 
     @property
     def exact_peak(self) -> int:
-        """The same for a call in float64: widened inputs and weights, and wider results and intermediates."""
+        """Peak of a call in float64, with widened inputs and weights."""
         return 2 * (self.inputs + self.peak + self.weights) + self.scratch
 
     @property
     def is_large(self) -> bool:
-        """Whether memory is not to be kept for nothing."""
+        """Whether unused memory must be freed."""
         return self.inputs + self.peak + self.weights > LARGE_BYTES
 
 
 class ProcessBytes(NamedTuple):
-    """Memory that processes take whatever the problem, in bytes."""
+    """Memory of processes without a problem, in bytes."""
 
     child: int
     judge: int
 
 
 ON_DEVICE, ON_HOST = ProcessBytes(CONTEXT_BYTES, CONTEXT_BYTES + LOOK_BYTES), ProcessBytes(2**25, 2**28)
-"""On the host children share what they have imported."""
+"""On the host, children share their imported modules."""
 EXACT_COPIES = 2.5
-"""Float64 results that the judge holds on the host for an output that is too far off: that on the inputs, that on
-shaken ones, and in float32 how far the two are apart."""
+"""Float64 results on the host for an output with a large error: on the inputs, on perturbed inputs, and their
+difference in float32."""
 
 
 def taken_bytes(needs: Needs, references: int, own: ProcessBytes) -> int:
-    """Bytes that judging takes while this number of references keep what their calls need.
+    """Estimate the bytes of a judging in which this number of references keep the memory of their calls.
 
-    Inputs are there four times: shared with the candidate and to all references, held by the judge, and once more while
-    they are drawn or a family is made of them. The judge has a copy of the candidate's result; the candidate is granted
-    what a reference takes. Where there are several references on a device, a check in float64 must fit beside them; a
-    single one gives back what it has first. On the host it must fit beside any number, in place of the call of one,
-    and the judge has copies of all results, and of weights, which are changed into others.
+    Inputs exist four times: shared with the candidate and with the references, held by the judge, and while they are
+    drawn or changed. The judge copies the candidate's result; the candidate may take as much as a reference. With
+    several references on a device, a float64 check must fit next to them; a single one frees its memory first. On the
+    host the check always replaces one call, and the judge copies all results and weights.
     """
     child = needs.weights + needs.peak + own.child
     judge = 4 * needs.inputs + needs.result + own.judge
@@ -77,23 +76,23 @@ def taken_bytes(needs: Needs, references: int, own: ProcessBytes) -> int:
 
 
 def references_kept(needs: Needs, wanted: int, free_bytes: int, own: ProcessBytes) -> int:
-    """Number of references that fit at once, at most `wanted`; 0 where not even one does."""
+    """Return the number of references that fit, at most `wanted`; 0 for none."""
     fitting = (count for count in range(wanted, 0, -1) if taken_bytes(needs, count, own) <= free_bytes)
     return next(fitting, 0)
 
 
 def holds_another(needs: Needs, references: int, free_bytes: int, own: ProcessBytes) -> bool:
-    """Whether beside that a worker may stand that has nothing but its process."""
+    """Check that one more idle worker fits."""
     return not needs.is_large and taken_bytes(needs, references, own) + own.child <= free_bytes
 
 
 def child_bytes(needs: Needs) -> int:
-    """Host memory in bytes of a reference that computes on the processor, in float64 too."""
+    """Estimate the host memory in bytes of a reference on the processor, float64 included."""
     return needs.weights + needs.inputs + needs.peak + needs.exact_peak + ON_HOST.child
 
 
 def refusal(name: str, needs: Needs, free_bytes: int, own: ProcessBytes) -> str:
-    """The sentence for a problem that does not fit."""
+    """Phrase the refusal of a problem that does not fit."""
     where, other = ("the device", "") if own == ON_DEVICE else ("this machine", ", or a GPU")
     return (
         f"judging {name} takes {gib(taken_bytes(needs, 1, own))} of memory (a call has {gib(needs.inputs)} of inputs, "
@@ -103,7 +102,7 @@ def refusal(name: str, needs: Needs, free_bytes: int, own: ProcessBytes) -> str:
 
 
 def child_refusal(name: str, needs: Needs, limit_bytes: int, inputs_only: bool = False) -> str:
-    """The sentence for a reference that is too large for a child; `inputs_only` where nothing else of it is known."""
+    """Phrase the refusal of a reference that is too large for a child; `inputs_only` where only inputs are known."""
     of = f"{gib(needs.inputs)} of inputs, {gib(needs.weights)} of weights and takes {gib(needs.peak)} beside them"
     least, call = "", f"a call has {of}"
     if inputs_only:
@@ -115,17 +114,17 @@ def child_refusal(name: str, needs: Needs, limit_bytes: int, inputs_only: bool =
 
 
 CERTAIN_BYTES = 2**26
-"""Inputs and weights below this are no reason to look closer before something runs: to look takes seconds."""
+"""Inputs and weights below this need no plan, which takes seconds."""
 HALVES = ("float16", "bfloat16")
 
 
 def require_room(
     problem: Problem, settings: Settings, session: Session, source: str, certain_bytes: int = CERTAIN_BYTES
 ) -> None:
-    """Raise `UnsupportedHere` where a reference with large inputs takes more of the host's memory than there is.
+    """Raise `UnsupportedHere` where a reference with large inputs takes more host memory than there is.
 
-    Asked of a child that has loaded nothing yet; `source` is the path of the reference. `certain_bytes`: 0 to look
-    closer whatever the inputs.
+    `session` is a child that has loaded nothing; `source` is the path of the reference. `certain_bytes`: 0 to plan
+    always.
     """
     if input_bytes(problem.source) < certain_bytes:
         return
@@ -141,7 +140,7 @@ def require_room(
 
 
 def refusal_by_text(problem: Problem, settings: Settings) -> str | None:
-    """The same refusal where the inputs that the text shows are enough for it, and no child need be asked."""
+    """Return the refusal where the inputs in the source alone are too large; None otherwise."""
     if settings.gpu:
         return None
     shown = input_bytes(problem.source) // (2 if problem.dtype in HALVES else 1)
@@ -152,16 +151,12 @@ def refusal_by_text(problem: Problem, settings: Settings) -> str | None:
 
 
 def planned(problem: Problem, session: Session, source: str, timeout_s: float) -> Needs | None:
-    """Plan the memory of a call by its shapes, in a child, and remember it; None where that is not possible."""
+    """Plan the memory of a call by its shapes, in a child, and store it; None where that is not possible."""
     store, key = Store("needs"), plan_key(problem.digest)
     kept = store.get(key)
     if kept is None:
-        question = {
-            "op": "plan",
-            "source": source,
-            "dtype": problem.dtype,
-            "backward": problem.direction != "forward",
-        }
+        differentiated = problem.direction != "forward"
+        question = {"op": "plan", "source": source, "dtype": problem.dtype, "backward": differentiated}
         try:
             kept = session.ask(question, timeout_s).get("plan")
         except Refused:

@@ -1,4 +1,4 @@
-"""The problem's own code in its own child: arguments, weights, inputs, expected values and the baseline's time."""
+"""The reference in its own child: arguments, weights, inputs, expected values and the baseline's time."""
 
 import secrets
 from collections.abc import Iterator, Sequence
@@ -25,11 +25,11 @@ from kernelwright_child.models import constant_of
 from kernelwright_child.wire import RESULT
 
 PATIENCE = 10
-"""A reference may take this many times a candidate's call limit: float64 is slow."""
+"""Call limit of a reference as a multiple of a candidate's: float64 is slow."""
 COMPILING_S = 1200
-"""For all compilation by torch.compile, which may try out dozens of kernels."""
+"""Limit of torch.compile, which may try dozens of kernels."""
 Precision = Literal["strict", "shipped", "tf32"]
-"""Torch's precision switches of a baseline: as the problem's policy says, torch's own defaults, or with TF32."""
+"""Torch's precision switches of a baseline: the problem's policy, torch's defaults, or TF32."""
 SHIPPED: Precision = "shipped"
 UNDER: dict[Precision, str] = {"strict": "", "shipped": " as shipped", "tf32": " tf32"}
 RANDOM = (
@@ -37,25 +37,25 @@ RANDOM = (
     "are seeded alike before each call and only what draws in the same way can be right"
 )
 NEVER_ALIKE = (
-    "{name} can not be judged: its reference answers otherwise on the same values under the same seed; let it draw by "
+    "{name} cannot be judged: its reference answers otherwise on the same values under the same seed; let it draw by "
     "torch's default generator, and keep what calls go on from in parameters or buffers that are part of the state"
 )
 
 
 def operation(problem: Problem) -> str:
-    """The question to workers for this problem: `call`, or `backward` where gradients are wanted too."""
+    """Return the question to workers for this problem: `call`, or `backward` for gradients."""
     return "call" if problem.direction == "forward" else "backward"
 
 
 class Form(NamedTuple):
-    """Which reference: how its baseline is computed, and whether its weights are those of the constructor."""
+    """A form of the reference: the computation of its baseline, and the origin of its weights."""
 
     compiled: CompileMode | None = None
     changed_weights: bool = False
     precision: Precision = "strict"
-    """The policy of the whole process."""
+    """Precision policy of the process."""
     channels_last: bool = False
-    """Whether weights lie in channels_last, and inputs are converted to it in each call."""
+    """Whether weights are in channels_last, and each call converts its inputs."""
 
     @property
     def baseline(self) -> str:
@@ -67,14 +67,14 @@ PLAIN = Form()
 
 
 class CompiledGraphs(NamedTuple):
-    """Numbers of graphs that torch.compile has compiled, and that it found compiled before."""
+    """Numbers of graphs that torch.compile has compiled, and that it found in its cache."""
 
     made: int
     found: int
 
     @property
     def is_new(self) -> bool:
-        """Whether there is anything that was not there before."""
+        """Whether something was compiled that was not cached."""
         return self.made > 0 or self.found == 0
 
 
@@ -86,7 +86,7 @@ class StatusSubject(RunningReference, Protocol):
 
 
 class ReferenceSession:
-    """The problem's own code in its own child: constructor arguments, weights, inputs, expected values, baseline."""
+    """A child that runs the reference: constructor arguments, weights, inputs, expected values, baseline."""
 
     def __init__(
         self,
@@ -96,19 +96,19 @@ class ReferenceSession:
         folder: WorkFolder | None = None,
         sample: Values | None = None,
     ) -> None:
-        """Of a compiled form, `compile` is due before the first call. The folder is removed with the child.
+        """Start the child, which takes `folder` over. Call `compile` first for a compiled form.
 
-        `sample`: inputs that another reference of the problem has drawn, which show how they are laid out.
+        `sample`: inputs of another reference of the problem, for their layout.
         """
         self.problem, self.backend, self.settings, self.form = problem, backend, backend.settings, form
         self.compilation = CompiledGraphs(0, 0)
         self._folder = folder or WorkFolder()
         self.sample = sample
-        """Inputs as they are drawn, where those lie in memory of the processor."""
+        """Inputs as drawn, where they lie in host memory."""
         self._only_written: tuple[int, ...] = ()
-        """Of the inputs that calls change, those that they do not read."""
+        """Changed inputs that calls do not read."""
         self.followed: dict[int, str] = {}
-        """Weights that each call begins with as they are and that its result holds, with their names there."""
+        """Weights that are restored before each call and are part of its result, with their names there."""
         self._seed = fresh_seed()
         try:
             self._session = backend.open_session("reference", self._folder)
@@ -145,11 +145,11 @@ class ReferenceSession:
         }
         answer = self._session.ask(message, limit)
         self.is_spatial = bool(answer.get("spatial"))
-        """Whether a layer convolves or normalises images or volumes, for which the memory format matters."""
+        """Whether a layer convolves or normalises images or volumes, where the memory format matters."""
         made = self._session.fetch(answer)
         arguments, weights, changing = made.tree["l"]
         self.changing = {item["v"] for item in changing["l"]}
-        """Names of weights of which other values make sense."""
+        """Names of weights that may have other values."""
         self.arguments = alone(arguments, made)
         self.weight_names = [name for name, _ in weights["d"]]
         self.weights = alone(weights, made)
@@ -161,13 +161,13 @@ class ReferenceSession:
         return Values(self.weights.tree, tuple(other))
 
     def _take(self, weights: Values) -> dict[str, Any]:
-        """Have the model take these weights; how it then holds them."""
+        """Set the model's weights; return their description as the model holds them."""
         question = {"op": "weights", "names": self.weight_names}
         return self._session.ask(question, self.settings.start_timeout_s, weights)
 
     @contextmanager
     def reweighted(self) -> Iterator[Values]:
-        """Within it the model has these other weights, and before and after it its own."""
+        """Give the model other weights within the block, which are yielded."""
         other = self._other_weights()
         with self._translated():
             self._take(other)
@@ -179,9 +179,9 @@ class ReferenceSession:
 
     @contextmanager
     def seeded(self, seed: int, vary: bool = False) -> Iterator[None]:
-        """Within it the model is one that was constructed under this seed; before and after it that of the start.
+        """Use a model that is constructed under this seed within the block.
 
-        `vary`: what torch's layers set to constants is drawn.
+        `vary`: draw the constants of torch's layers.
         """
         own = self.weights
         with self._translated():
@@ -195,9 +195,9 @@ class ReferenceSession:
                 self._take(own)
 
     def replace_constants(self, session: Session) -> bool:
-        """Give weights whose elements are all alike other values, here and in a candidate's model that has such.
+        """Replace constant weights by other values, here and in a candidate's model; return whether there are any.
 
-        Whether there are any. Which is which need not be known: all of one value and size get the same values.
+        All constants of one value and size get the same values, so that weights need not be matched.
         """
         found: dict[tuple[float, int], RawTensor] = {}
         for name, raw in zip(self.weight_names, self.weights.tensors, strict=True):
@@ -216,9 +216,9 @@ class ReferenceSession:
         return True
 
     def adopt(self, other: "ReferenceSession") -> bool:
-        """Take the weights of another reference of the problem; whether their results can then be compared.
+        """Take the weights of another reference; return whether their results can then be compared.
 
-        They cannot where the problem's own code gave other arguments to the constructor.
+        They cannot where the two constructors had different arguments.
         """
         self.weights = other.weights
         if self.weights.tensors:
@@ -227,17 +227,17 @@ class ReferenceSession:
         return self.arguments == other.arguments
 
     def construct_again(self) -> None:
-        """From now on another model answers: under another seed, with the same weights and buffers."""
+        """Construct another model under another seed with the same weights and buffers, used from now on."""
         with self._translated():
             self._session.ask({"op": "construct again", "seed": fresh_seed()}, self.settings.start_timeout_s)
 
     def _share_inputs(self) -> None:
-        """Share the memory in which inputs will lie with the child."""
+        """Share memory for inputs with the child."""
         self.sample = self.sample or self.draw()
         self._session.share_inputs(self.sample)
 
     def _learn_changes(self) -> None:
-        """Know which inputs and weights a call changes in place, and what it only writes; found once a problem."""
+        """Find the inputs and weights that a call changes, and inputs that it only writes; stored per problem."""
         if self.problem.direction != "forward":
             return
         store, key = Store("changes"), status_key(self.problem.digest, self.backend.kind)
@@ -251,10 +251,10 @@ class ReferenceSession:
         self._follow(self._session, self.followed)
 
     def _require_followable(self, weights: list[int]) -> None:
-        """Raise `UnsupportedProblem` where calls cannot begin with these weights, or inputs, as they were."""
+        """Raise `UnsupportedProblem` where these weights, or inputs, cannot be restored before a call."""
 
     def _follow(self, session: Session, weights: dict[int, str]) -> None:
-        """Have each call begin with these weights as they are, and its result hold those that have a name there."""
+        """Restore these weights before each call, and include those with a name in its result."""
         with self._translated() if session is self._session else nullcontext():
             session.ask({"op": "follow", "weights": list(weights.items())}, self.settings.start_timeout_s)
         session.restores = bool(weights)
@@ -264,11 +264,7 @@ class ReferenceSession:
         with self._translated():
             one, two = (session.changes_made(values, self._patience_s) for values in drawn)
         inputs, parameters, buffers = (sorted({*one[it], *two[it]}) for it in ("inputs", "parameters", "buffers"))
-        session.changes, weights, values = (
-            tuple(inputs),
-            sorted(parameters + buffers),
-            drawn[0],
-        )
+        session.changes, weights, values = tuple(inputs), sorted(parameters + buffers), drawn[0]
         if not inputs and not weights:
             return {"inputs": [], "only written": [], "weights": []}
         values = values._replace(seed=fresh_seed())
@@ -284,11 +280,11 @@ class ReferenceSession:
         return {"inputs": inputs, "only written": written, "weights": weights if goes_on else []}
 
     def _writes_only(self, values: Values, index: int) -> bool:
-        """Whether a call gives the same, bit by bit, whatever an input held."""
+        """Check that a call's result does not depend on an input, bit by bit."""
         want = self.call(values).output
         try:
             return self.call(poisoned(values, index)).output == want
-        except BrokenProblem:  # as an index it is out of range
+        except BrokenProblem:  # the poisoned value is an index out of range
             return False
 
     @property
@@ -297,7 +293,7 @@ class ReferenceSession:
 
     @cached_property
     def plan(self) -> Needs | None:
-        """Memory of a call by its shapes; None where that is not known. Planning it takes seconds."""
+        """Memory of a call by its shapes, which takes seconds to plan; None where it is unknown."""
         try:
             source = str(self._folder.path / "reference.py")
             return planned(self.problem, self._session, source, self.settings.start_timeout_s)
@@ -306,32 +302,32 @@ class ReferenceSession:
 
     @property
     def is_small(self) -> bool:
-        """Whether weights and inputs are so small that many such children fit on any machine."""
+        """Whether many such children fit on any machine, by weights and inputs."""
         return self.sample is not None and self.weights.size + self.sample.size < CERTAIN_BYTES
 
     @property
     def exact_ways(self) -> tuple[str, ...]:
-        """Ways in which float64 results were computed so far, where there is more than one."""
+        """Ways in which float64 results were computed so far; none on a processor."""
         return ()
 
     def release_result(self) -> None:
-        """Release the last result that was shown."""
+        """Release the last result of `show`."""
 
     def keep(self, output: Values) -> Values:
-        """A result of this child that stays what it is, whatever is asked next."""
+        """Return a result that stays valid after the next question."""
         return output
 
     def work(self) -> dict[str, Any]:
-        """The necessary work of the problem, as `kernelwright_child.roofline` counts it."""
+        """Return the necessary work of the problem, as `kernelwright_child.roofline` counts it."""
         values = self.draw()
         with self._translated():
             found: dict[str, Any] = self._session.trace(values, self._patience_s)["work"]
             return found
 
     def draw(self, cores: Sequence[int] = ()) -> Values:
-        """Fresh inputs under a seed from the operating system that nobody else learns; NaN in what is only written.
+        """Draw inputs under a secret seed of the operating system, with NaN in inputs that are only written.
 
-        On a processor on these cores, where they are given; else on the one that calls begin on.
+        `cores`: processor cores to draw on; by default the first of the child.
         """
         with self._translated():
             values = self._drawn(cores)
@@ -344,50 +340,50 @@ class ReferenceSession:
         return self._session.fetch(self._session.ask(question, self.settings.call_timeout_s))
 
     def share_memory(self, worker: Session) -> None:
-        """Prepare a candidate's worker before its source runs."""
+        """Share memory with a candidate's worker before its source runs."""
 
     def prepare_worker(self, worker: Session) -> None:
-        """Prepare it once its model is made and has its weights."""
+        """Prepare a candidate's worker once its model has its weights."""
         assert self.sample is not None
         worker.changes = self.changes
         worker.share_inputs(self.sample)
         self._follow(worker, self.followed)
 
     def call(self, values: Values) -> Timed:
-        """Call the reference as it is: the baseline's time, and a result in its dtype."""
+        """Call the reference for the baseline's time and a result in its dtype."""
         with self._translated():
             self._warm(values)
             return self._session.call(values, self._patience_s, operation(self.problem))
 
     def show(self, values: Values) -> Timed:
-        """The same; the result may have to be read before the next question: `keep` what must last."""
+        """Call the reference; the result is valid until the next question, unless `keep` takes it."""
         return self.call(values)
 
     def call_ms(self, values: Values) -> float:
-        """The baseline's time alone."""
+        """Return the baseline's time alone."""
         with self._translated():
             self._warm(values)
             return self._session.call_ms(values, self._patience_s, operation(self.problem))
 
     def _warm(self, values: Values) -> None:
-        """Have untimed calls take memory again that was given back."""
+        """Allocate freed memory again in untimed calls."""
 
     def exact(self, values: Values, near: Values | None = None) -> Values:
-        """The result in float64; `near`, where it is known, is the one as it is, for when memory is short."""
+        """Return the result in float64; `near`, the result in the reference's dtype, helps where memory is short."""
         return self.exact_part(values)
 
     def exact_part(self, values: Values) -> Values:
-        """The result in float64, computed at once."""
+        """Return the result in float64, computed in one piece."""
         with self._translated():
             return self._session.call(values, self._patience_s, f"exact {operation(self.problem)}").output
 
     def state_after(self, worker: Session, values: Values) -> tuple[Values, Values]:
-        """Buffers of a candidate's model and of this one after a call on `values`, from the same start."""
+        """Return the buffers of a candidate's model and of this one after a call on `values` from the same state."""
         question = {"op": "weights", "names": self.weight_names}
         limit = self.settings.start_timeout_s
         worker.ask(question, limit, self.weights)
         worker.call_ms(values, self.settings.call_timeout_s, operation(self.problem))
-        theirs = worker.state(self.weights.size)  # what goes wrong in it is not the problem's fault
+        theirs = worker.state(self.weights.size)  # its errors are the candidate's
         with self._translated():
             self._session.ask(question, limit, self.weights)
             self._session.call_ms(values, self._patience_s, operation(self.problem))
@@ -399,7 +395,7 @@ class ReferenceSession:
         return theirs._replace(tree=tree), ours._replace(tree=tree)
 
     def compile(self) -> None:
-        """From now on calls are those of the compiled model; all compilation is done when this returns."""
+        """Compile the model, which calls use from now on; all compilation is done on return."""
         with self.backend.device_lock(), self._translated():
             values = self.draw()
             self._session.ask({"op": "compile", "mode": self.form.compiled}, self.settings.start_timeout_s)
@@ -412,12 +408,12 @@ class ReferenceSession:
             self._session.expect(result_bytes)
 
     def protocol_ms(self) -> float:
-        """Time in ms of a call that does nothing, on the judge's clock."""
+        """Return the time of an empty call in ms, on the judge's clock."""
         with self._translated():
             return self._session.nothing_ms()
 
     def nothing_ms(self) -> float:
-        """The same on the clock of `call_ms`."""
+        """Return the time of an empty call in ms, on the clock of `call_ms`."""
         return self.protocol_ms()
 
     @property
@@ -426,7 +422,7 @@ class ReferenceSession:
 
     @cached_property
     def status(self) -> ProblemStatus:
-        """Whether trivial answers fail on this problem."""
+        """Status of the problem: whether trivial answers fail."""
         return ProblemStatus(status="weak", why=(RANDOM,)) if self.is_random else self._status()
 
     def _status(self) -> ProblemStatus:
@@ -436,17 +432,17 @@ class ReferenceSession:
 
     @contextmanager
     def subject(self) -> Iterator[StatusSubject]:
-        """The subject of `lint`: this, or a part of a large one, which shows as much."""
+        """Yield the subject of `lint`: this reference, or a part of a large one."""
         yield self
 
     @cached_property
     def is_random(self) -> bool:
-        """Whether it answers the same values differently (dropout in training mode), so that no answer is the right."""
+        """Whether results on the same values differ (dropout in training mode), so that no answer is correct."""
         values = self.draw()
         return self._answers_otherwise(values, self.call(values).output)
 
     def is_random_on(self, values: Values, once: Values) -> bool:
-        """The same, where what it answered to some values once is at hand, and is kept."""
+        """Return `is_random`, found by a known result on some values, which is kept."""
         if "is_random" not in self.__dict__:
             self.__dict__["is_random"] = self._answers_otherwise(values, once)
         return self.is_random
@@ -464,7 +460,7 @@ class ReferenceSession:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn errors of this child into errors of the problem, in one sentence that names the baseline."""
+        """Translate errors of this child into errors of the problem, in one sentence with the baseline."""
         name = self.problem.name
         how = "" if self.form.baseline == PLAIN.baseline else f" under {self.form.baseline}"
         remedy = f"judge without {self.form.baseline}" if how else "correct the problem file"
@@ -477,7 +473,7 @@ class ReferenceSession:
             if error.memory:
                 raise UnsupportedHere(f"{self._lacking(how)} ({error.reason[:400]})") from None
             if error.unsupported:
-                raise UnsupportedProblem(f"the problem {name} can not be judged: {error}") from None
+                raise UnsupportedProblem(f"the problem {name} cannot be judged: {error}") from None
             raise BrokenProblem(f"the reference of {name} does not run{how}: {error}; {remedy}") from None
         except (ChildGone, MemoryReadError, Misbehaved) as error:
             if self._session.ran_out_of_memory:
@@ -485,7 +481,7 @@ class ReferenceSession:
             raise BrokenProblem(f"the reference of {name} does not run{how}: {error}; {remedy}") from None
 
     def _lacking(self, how: str) -> str:
-        """The sentence for a reference that has not enough memory."""
+        """Phrase the error of a reference with too little memory."""
         plan = "" if self.plan is None else f" (by its shapes about {gib(self.plan.inputs + self.plan.peak)} a call)"
         return f"the reference of {self.problem.name} takes more memory{plan} than {self._room(how)}"
 
@@ -495,7 +491,7 @@ class ReferenceSession:
 
     @property
     def returns_inputs(self) -> bool:
-        """Whether its results lie in the memory of inputs; known from its first call on."""
+        """Whether results lie in the memory of inputs; known after the first call."""
         return self._session.returns_inputs
 
     @property

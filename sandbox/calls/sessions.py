@@ -1,4 +1,4 @@
-"""The judge's side of a worker: load, lend, call; values in and raw outputs out."""
+"""The judge's side of a child: questions, shared inputs, calls, and raw outputs."""
 
 import logging
 import time
@@ -17,60 +17,60 @@ from kernelwright.sandbox.workfolder import WorkFolder
 
 
 class Refused(Exception):
-    """The child answered with an error: its last line, its log, and what kind of thing raised it."""
+    """The child answered with an error: its last line, its log, and its kind."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         error = answer.get("error")
         log = answer.get("log")
-        self.reason = one_line(error) if isinstance(error, str) else "an error that is no text"
+        self.reason = one_line(error) if isinstance(error, str) else "an error that is not text"
         self.log = escaped(log) if isinstance(log, str) else ""
         self.compiling = answer.get("compiling") is True
         self.unsupported = answer.get("unsupported") is True
-        """A value that cannot be handed over."""
+        """Whether a value cannot be handed over."""
         self.memory = answer.get("memory") is True
-        """Memory was missing."""
+        """Whether memory was missing."""
         room = answer.get("room")
         self.room = room if type(room) is int and room > 0 else None
-        """Bytes of an output for which no room was shared."""
+        """Bytes of an output for which too little memory was shared."""
         super().__init__(self.reason)
 
 
 class Unbuilt(Exception):
-    """The candidate asks for an extension that was not built before. The child goes no further, and has to be ended."""
+    """The candidate requests an extension that was not built. The child waits, and must be ended."""
 
 
 class Misbehaved(Exception):
-    """The child did in a call what no honest candidate does; the text says what."""
+    """The child broke a rule that every honest candidate keeps, which the text names."""
 
 
 Timeout = float | CallTimeout | FirstCallTimeout | ImportTimeout
-"""Seconds by the wall clock, or what else ends a wait."""
+"""Seconds by the wall clock, or another limit of a wait."""
 
 LOG = logging.getLogger("kernelwright.sandbox.calls")
 ROOM, LEAST_BYTES = 4, 2**24
-"""A result may be this many times as large as the reference's: enough to say what is wrong with it."""
+"""Largest result, as a multiple of the reference's and a minimum: enough to describe its error."""
 MOST_RESERVED = 2 * 2**30
-"""Of a larger result, the time to write it hides the time to get its pages."""
+"""Largest reserve: the time to write a larger result hides the page faults."""
 SPARE = 3
-"""Memory that is made ready, as a multiple of what inputs and result take."""
+"""Reserve, as a multiple of the memory of inputs and result."""
 OBSERVING = 3
-"""Calls in one observation."""
+"""Calls per observation."""
 IDLE_MS, LEAVING_MS = 0.0, 5.0
 """Processor time that a child may use while it is stopped.
 
-None: a thread that is off its core runs again only if it is woken. Where the kernel does not tell when that is so, a
-thread may still be leaving its core when the clock stops.
+None: a thread that is off its core runs again only if something wakes it. Where the kernel does not report that it is
+off, a thread may still be leaving its core when the clock stops.
 """
 
 
 CLOCKS, CLOCKS_MS = 0.02, 0.05
-"""By how much, of the time and at least, the kernel's clock of a process may be off the judge's in one call."""
+"""Difference between a process's kernel clock and the judge's clock in a call: a share of the time, plus a constant."""
 
 
 LATE_MS, LATE_SHARE = 0.03, 0.25
-"""Excess over an idle device that the judge's own work may take: the larger of a time and a share."""
+"""Excess of the judge's own work over an idle device: the larger of a time and a share."""
 ANSWER_MS = 0.4
-"""An idle device does a little work for the judge within this time, on the host's clock."""
+"""Longest time of a little work on an idle device, on the host's clock."""
 
 
 class Prepared(NamedTuple):
@@ -81,15 +81,15 @@ class Prepared(NamedTuple):
     idle_ms: float
     """The same on an idle device."""
     answer_ms: float = 0.0
-    """The longest that the device took to do next to nothing, on the host's clock, before the inputs appeared."""
+    """The longest answer of the device to a little work, on the host's clock, before the inputs appeared."""
 
     @property
     def was_idle(self) -> bool:
-        """False where something else ran meanwhile.
+        """Whether nothing else ran on the device.
 
-        Contexts of different processes have the device in turns of a millisecond or two. Work of a child that stands
-        still (queued before, or a kernel that stays) makes the judge wait for its turn, which the host's clock sees.
-        Where a turn of the judge's ends within its own work, that work takes longer, which the device's clock sees.
+        Processes share the device in time slices of a millisecond or two. Work of a stopped child (queued before, or a
+        kernel that does not end) makes the judge wait for its slice, on the host's clock. Where a slice of the judge
+        ends within its own work, that work takes longer on the device's clock.
         """
         in_time = self.taken_ms - self.idle_ms <= max(LATE_MS, LATE_SHARE * self.idle_ms)
         return in_time and self.answer_ms <= ANSWER_MS
@@ -99,12 +99,11 @@ class DeviceObservation(NamedTuple):
     """Observations of one call on the device, besides its time on the judge's clock."""
 
     device_ms: float | None
-    """Time of the device's events, as the worker reports it. A hint."""
+    """Time by the device's events, as the worker reports it; not trusted."""
     prepared: Prepared
     clocks: ClockSample | None
     made_twice: bool = False
-    """Whether a candidate made it once more on the same values, after one for which memory was missing: the first may
-    have done the work."""
+    """Whether the call was repeated on the same values after a lack of memory: the first may have done the work."""
 
 
 class Timed(NamedTuple):
@@ -118,10 +117,10 @@ class Timed(NamedTuple):
 
 
 def beyond_threads(settings: Settings, milliseconds: float, cpu_ms: float) -> str:
-    """Say how a candidate's call used more processor time than its threads can; empty where it did not.
+    """Describe a call that used more processor time than its threads can; empty for others.
 
-    A child that is timed has a core a thread, and all threads that it starts stay there, however many they are. So it
-    takes moving them to other cores.
+    A timed child has one core per thread, and all threads that it starts stay there. Exceeding that takes moving them
+    to other cores.
     """
     threads = settings.threads
     if threads >= len(settings.cores) or cpu_ms <= threads * (milliseconds * (1 + CLOCKS) + CLOCKS_MS):
@@ -131,7 +130,7 @@ def beyond_threads(settings: Settings, milliseconds: float, cpu_ms: float) -> st
 
 
 def question(op: str, values: Values, changes: Sequence[int] = ()) -> dict[str, Any]:
-    """The message that asks for a call on values that were put in place; `changes` are inputs that it may change."""
+    """Make the message for a call on values that are in place; `changes` are inputs that the call may change."""
     seed = {} if values.seed is None else {"seed": values.seed}
     return {"op": op, "arguments": values.tree} | seed | ({"changes": list(changes)} if changes else {})
 
@@ -148,20 +147,20 @@ class Session:
         self._child = Child(kind, folder, settings)
         self._shared: SharedMemory | None = None
         self.result_bytes = settings.memory_bytes
-        """A result may take so much of the judge's memory; set lower where its size is known."""
+        """Largest result; lower where its size is known."""
         self.returns_inputs = False
-        """Whether the reference's results lie in the memory of inputs, so that a candidate's may; a worker is told."""
+        """Whether the reference's results lie in the memory of inputs, so that a candidate's may."""
         self.is_called = False
         """Whether its model was called: a candidate's first call may compile."""
         self.changes: tuple[int, ...] = ()
-        """Inputs that the reference changes in place: what a call makes of them is part of its result."""
+        """Inputs that the reference changes in place, which are part of a call's result."""
         self.restores = False
-        """Whether weights that calls change are put back before each."""
+        """Whether weights that calls change are restored before each call."""
         self._is_read = False
-        """Whether a result of a call was read before."""
+        """Whether a result was read."""
         self._reserved = False
         self._cpu_ms_at_stop: float | None = None
-        """The child's processor time in ms since it is stopped; None while it runs."""
+        """The child's processor time in ms when it was stopped; None while it runs."""
 
     def __enter__(self) -> Self:
         return self
@@ -170,15 +169,15 @@ class Session:
         self.close()
 
     def greet(self) -> None:
-        """Wait until the child has started, and is ready to be asked for what its problem or candidate wants."""
+        """Wait until the child has started and is initialised."""
         self.wait_started()
         self.initialize()
 
     def initialize(self) -> None:
-        """Have done what does not depend on what comes: nothing here; on a device it must not be timed meanwhile."""
+        """Initialise the device, if any; nothing may be timed on it during that."""
 
     def wait_started(self) -> None:
-        """Wait until the child has started. Nothing of the candidate has run by then, so a failure is the machine's."""
+        """Wait until the child has started. A failure is the machine's, since no candidate code has run."""
         if self._child.pid:
             return
         try:
@@ -192,7 +191,7 @@ class Session:
             raise MachineError(f"{error}; see `kernelwright doctor`, or try --jail off to find the layer") from None
 
     def ask(self, message: dict[str, Any], timeout_s: Timeout, values: Values | None = None) -> dict[str, Any]:
-        """One untimed question; tensors that go with it are shared for as long as the child keeps them mapped."""
+        """Ask an untimed question; its tensors are shared for as long as the child maps them."""
         if values is None or not values.tensors:
             return self._exchange(message, timeout_s)[0]
         shared = SharedMemory(values.tensors)
@@ -202,7 +201,7 @@ class Session:
             shared.close()
 
     def share_inputs(self, values: Values) -> None:
-        """Map memory of the sizes of these inputs into the child; calls then put values of the same sizes there."""
+        """Share memory for inputs of these sizes with the child, where calls put their values."""
         if self._shared is not None:
             self._shared.close()
         self._shared = SharedMemory(values.tensors)
@@ -211,24 +210,23 @@ class Session:
         )
 
     def call(self, values: Values, timeout_s: float, op: str = "call") -> Timed:
-        """Call the model on `values`, with the clock around it.
+        """Call the model on `values` and time it.
 
-        The inputs are put in place while the child is stopped, so nothing can start early. The clock runs from its
-        release until every thread is stopped again after "done", so nothing can finish late; the raw output is read
-        only then, at no cost in the time.
+        The inputs are written while the child is stopped, so nothing can start early. The clock runs from its release
+        until every thread is stopped after "done", so nothing can finish late. The raw output is read afterwards.
         """
         answer, milliseconds, cpu_ms = self._call(values, timeout_s, op)
         assert self._shared is not None
         changed = {} if op.startswith("exact") else {index: self._shared.taken(index) for index in self.changes}
-        output = self.fetch(answer) if op.startswith("exact") else self._apart(answer)
+        output = self.fetch(answer) if op.startswith("exact") else self._read_result(answer)
         self.refuse_activity_while_stopped()
         return Timed(with_changed(output, changed), milliseconds, cpu_ms)
 
-    def _apart(self, answer: dict[str, Any]) -> Values:
-        """The result, read once the inputs are overwritten: what was not written to memory of its own is gone then.
+    def _read_result(self, answer: dict[str, Any]) -> Values:
+        """Read the result after overwriting the inputs, which destroys results in their memory.
 
-        A mapping of the shared memory that copies what is written to would else pass for a copy of all of it. The first
-        result of a child is read before too, which tells whether a reference's lies there, and a candidate why not.
+        A copy-on-write mapping of the shared memory would otherwise pass for a complete copy. The first result is also
+        read before: it shows whether a reference's result lies there, and explains the refusal to a candidate.
         """
         assert self._shared is not None
         trusted, first, self._is_read = self._kind != "worker", not self._is_read, True
@@ -245,7 +243,7 @@ class Session:
         return before
 
     def call_ms(self, values: Values, timeout_s: float, op: str = "call") -> float:
-        """The same without reading the result: only its time in ms. For code that is trusted to be right."""
+        """Return the time of a call in ms without reading the result; for trusted code."""
         return self._call(values, timeout_s, op)[1]
 
     def _call(self, values: Values, timeout_s: float, op: str) -> tuple[dict[str, Any], float, float]:
@@ -274,43 +272,43 @@ class Session:
             raise Misbehaved(f"the call changed input {first} in place, {others}")
 
     def changes_made(self, values: Values, timeout_s: float) -> dict[str, list[int]]:
-        """The `inputs`, `parameters` and `buffers` that a call of a trusted child changes, by number."""
+        """Return the numbers of `inputs`, `parameters` and `buffers` that a call of a trusted child changes."""
         self._show(values)
         answer = self._exchange(question("changes", values), timeout_s)[0]
         return answer | {"inputs": answer["inputs"] + self._left_of(values)}
 
     def _left_of(self, values: Values) -> list[int]:
-        """The inputs that differ from what was shown last."""
+        """Return the inputs that differ from the values that were written."""
         assert self._shared is not None
         return self._shared.changed(values.tensors)
 
     @property
     def shared_bytes(self) -> int:
-        """Of the device's memory, what the judge shares with this child alone."""
+        """Bytes of device memory that the judge shares with this child alone."""
         return 0
 
     def observe(self, values: Values, gradients: bool) -> Any:
-        """Operators and kernels of a call on `values`, as the child reports them; nothing is timed here."""
+        """Return operators and kernels of an untimed call, as the child reports them."""
         self._show(values)
         asked = question("observe", values, self.changes) | {"gradients": gradients}
         limit = self._call_limit(OBSERVING * self._settings.call_timeout_s)
         return self._exchange(asked, limit)[0].get("observed")
 
     def trace(self, values: Values, timeout_s: float) -> dict[str, Any]:
-        """Trace the necessary work of a call on `values` in a trusted child; nothing is timed here."""
+        """Trace the necessary work of an untimed call in a trusted child."""
         self._show(values)
         return self._exchange(question("trace", values), timeout_s)[0]
 
     def construct_seeded(self, seed: int, vary: bool) -> dict[str, Any]:
-        """Have another model constructed under this seed, whose first call is the next one.
+        """Construct another model under this seed; its first call is the next one.
 
-        `vary`: what torch's layers set to constants is drawn. A reference says where the weights lie.
+        `vary`: draw the constants of torch's layers. A reference describes its weights.
         """
         self.is_called = False
         return self.ask({"op": "construct seeded", "seed": seed, "vary": vary}, self._settings.start_timeout_s)
 
     def _next_limit(self, timeout_s: float) -> Timeout:
-        """Limit of the next call: a candidate's first one, which is not timed, may compile."""
+        """Return the limit of the next call: a candidate's first one, which is not timed, may compile."""
         if self.is_called or self._kind != "worker":
             return self._call_limit(timeout_s)
         return CallTimeout(self._settings.call_timeout_s, self._settings.build_timeout_s, len(self._settings.cores))
@@ -319,15 +317,15 @@ class Session:
         return CallTimeout(timeout_s, cores=len(self._settings.cores))
 
     def _show(self, values: Values) -> None:
-        """Put inputs where the child sees them, for a question that is not timed."""
+        """Write the inputs for an untimed question."""
         assert self._shared is not None, "share memory before calling"
         self._shared.write(values.tensors)
 
     def expect(self, result_bytes: int) -> None:
-        """Prepare for results of about this size: memory for them is at hand, and far larger ones are refused.
+        """Reserve memory for results of about this size, and refuse far larger ones.
 
-        The memory for a result is taken from what earlier ones have left, and that depends on how it was cut up since:
-        without a reserve, one call in two of the same kernel took fresh pages, and six times as long.
+        A result takes memory that earlier ones freed, which may be fragmented: without a reserve, every second call of
+        the same kernel took fresh pages, and six times as long.
         """
         if self._kind == "worker":
             self.result_bytes = ROOM * result_bytes + LEAST_BYTES
@@ -339,19 +337,19 @@ class Session:
         self._exchange({"op": "reserve", "bytes": reserve}, self._settings.call_timeout_s)
 
     def state(self, most_bytes: int) -> Values:
-        """The model's buffers as its calls have left them. Far more than this many bytes are refused."""
+        """Return the model's buffers after its calls; refuse far more than this many bytes."""
         answer = self.ask({"op": "state"}, self._settings.start_timeout_s)
         return self.fetch(answer, ROOM * most_bytes + LEAST_BYTES)
 
     def nothing_ms(self) -> float:
-        """The time of a question that asks for nothing: what the protocol itself costs."""
+        """Return the time of an empty question in ms, the cost of the protocol."""
         return self._exchange({"op": "nothing"}, self._settings.call_timeout_s)[1]
 
     def fetch(self, answer: dict[str, Any], most_bytes: int | None = None) -> Values:
-        """The values that an answer describes, read from the child's memory; at most as large as a result may be."""
+        """Read the values that an answer describes from the child's memory, up to the largest result."""
         tree, claims = answer.get("tree"), answer.get("tensors")
         if not isinstance(tree, dict) or not isinstance(claims, list) or not is_sound(tree, len(claims)):
-            raise MemoryReadError("the child described its result in a form that can not be read")
+            raise MemoryReadError("the child described its result in a form that cannot be read")
         try:
             return Values(tree, read_tensors(self._child.pid, claims, most_bytes or self.result_bytes))
         except ProcessLookupError:
@@ -385,16 +383,16 @@ class Session:
         self._child.resume()
 
     def _stop(self) -> None:
-        """Stop the child, while the clock still runs: what it does from then on is no part of a call."""
+        """Stop the child while the clock runs, so that later work is not part of a call."""
         if self._watches("standing_still"):
             self._child.stop()
             self._cpu_ms_at_stop = self._cpu_ms()
 
     def refuse_activity_while_stopped(self) -> None:
-        """Raise `Misbehaved` where the child has run since it was stopped: then it had itself woken.
+        """Raise `Misbehaved` where the child has run since it was stopped, as by the SIGCONT of a timer.
 
-        A timer's SIGCONT does that, and the child can stop itself again; what it has started meanwhile may have slowed
-        others, worked on the next inputs or changed the last result. Ask whenever something hangs on its stillness.
+        It can stop itself again, and may have slowed others, worked on the next inputs or changed the last result. Call
+        this wherever correctness depends on the stop.
         """
         if self._cpu_ms_at_stop is None or not self._checks_idleness:
             return
@@ -414,16 +412,16 @@ class Session:
 
     @property
     def ran_out_of_memory(self) -> bool:
-        """Whether a limit on memory has ended the child, or a compiler that it had started; ask before it is closed."""
+        """Whether a memory limit has ended the child or its compiler; read it before `close`."""
         return self._child.ran_out_of_memory
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The isolation layers around the child, outermost first."""
+        """Isolation layers around the child, outermost first."""
         return self._child.layers
 
     def close(self) -> str:
-        """End the child with all that it started; returns what it printed."""
+        """End the child with all its processes; return its output."""
         start = time.perf_counter_ns()
         self._child.close()
         LOG.debug("%s ended in %.1f ms", self._kind, (time.perf_counter_ns() - start) / 1e6)

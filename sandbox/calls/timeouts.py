@@ -1,9 +1,9 @@
 """Limits on the time of a candidate: for its import and construction, and for one call.
 
-A candidate's compilers may take long, its own code may not. The judge looks from outside for a compiler at work, by the
-program that a process runs and by whether it computes. A name that a process gives itself counts for nothing. Neither
-does a program that the child could have written, or a compiler that waits for its input. A candidate that keeps a real
-compiler computing gains no more than the time that is allowed for compilation.
+A candidate's compilers may take long, its own code may not. The judge checks from outside for a working compiler, by
+the program of a process and its processor time. A process's chosen name does not count, nor does a program that the
+child could have written, or a compiler that waits for input. A candidate that keeps a real compiler busy gains at most
+the time that is allowed for compilation.
 """
 
 import os
@@ -20,13 +20,13 @@ from kernelwright.sandbox.jail.process import ChildLate
 from kernelwright.sandbox.verdict.settings import Settings
 
 LOOK_S = 0.25
-"""Interval of the looks for compilers, in seconds."""
+"""Interval of the checks for compilers, in seconds."""
 WALL = 10
-"""A call or a build may take this many times its limit where the machine is too busy to run it."""
+"""Wall time of a call or build on a busy machine, as a multiple of its limit."""
 LATE = 4
-"""Of the time since the last look at a child, this many intervals are counted at most."""
+"""Most intervals that one check counts."""
 LEAST_SHARE = 0.2
-"""Of a core, over the time since the last look: a compiler that takes less, and does not want more, waits."""
+"""Least share of a core between two checks: a compiler below it that is not ready to run waits for input."""
 PROGRAM = re.compile(
     r"(?:[\w.]+-)*(?:g\+\+|gcc|c\+\+|cc|cpp|clang\+\+|clang|as|ld(?:\.\w+)?|gold|mold|lld|llvm-\w+)(?:-[\d.]+)?"
     r"|collect2|cc1|cc1plus|lto1|lto-wrapper|nvcc|cicc|ptxas|cudafe\+\+|fatbinary|nvlink|bin2c|nvc\+\+|hipcc|icpx|dpcpp"
@@ -36,44 +36,44 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class CandidateLate(ChildLate):
-    """The candidate took too long by itself; the text says what was allowed."""
+    """The candidate itself took too long; the text names the limit."""
 
 
 class Watched(Protocol):
-    """A child that is waited for."""
+    """A child whose answer is awaited."""
 
     def has_spoken(self, timeout_s: float) -> bool:
-        """Whether its answer has come; waits for so long."""
+        """Wait for its answer; return whether it came."""
 
     def processes(self) -> list[int]:
-        """All processes of its tree."""
+        """Return all processes of its tree."""
 
 
 @dataclass
 class ImportTimeout:
-    """Seconds for what the candidate does by itself, and for all of it with the compilers that it starts.
+    """Limits of an import in seconds: `alone_s` for the candidate itself, `in_all_s` with its compilers.
 
-    Time in which it waits for a core, or for what the judge makes for it, is not counted: `wall` times the limit is the
-    end in any case.
+    Time in which it waits for a core, or for files that the judge makes, does not count. `wall` times the limit ends
+    it in any case.
     """
 
     alone_s: float
     in_all_s: float
     wall: int = WALL
     cores: int = 1
-    """Processor time on this number of cores at once counts as that of one."""
+    """Cores whose processor time counts as that of one."""
     is_made_for_it: Callable[[], bool] = lambda: False
-    """Whether the judge, or another one, is making what it may wait for."""
+    """Whether a judge is making files that it may wait for."""
     used_s: float = 0.0
-    """Seconds that have been counted."""
+    """Counted seconds."""
 
     @classmethod
     def of(cls, settings: Settings, used_s: float = 0.0, wall: int = WALL) -> "ImportTimeout":
-        """The limit of one import and construction, where this part of the build's time is used."""
+        """Make the limit of one import and construction after `used_s` of the build's time."""
         return cls(settings.import_timeout_s, settings.build_timeout_s - used_s, wall, len(settings.cores))
 
     def wait(self, child: Watched) -> None:
-        """Return when the child has something to say. Raises `CandidateLate`, and `ChildLate` over all of it."""
+        """Wait for the child's answer. Raises `CandidateLate`, and `ChildLate` for the total."""
         clock = WorkClock(child, time.monotonic(), self.cores)
         try:
             while not child.has_spoken(LOOK_S):
@@ -88,10 +88,10 @@ class ImportTimeout:
 
 
 class CallTimeout(NamedTuple):
-    """The limit of one call on a processor: time in which a thread waits for a core is the machine's and not counted.
+    """The limit of one call on a processor, without time in which a thread waits for a core.
 
-    Nor does it help to wait for each other: see `WorkClock`. Compilers that it starts have `compiling_s` beside it.
-    `WALL` times the limit, and that, is the end in any case.
+    Threads that wait for each other gain nothing; see `WorkClock`. Its compilers have `compiling_s` in addition.
+    `WALL` times the limit, plus that, ends the call in any case.
     """
 
     limit_s: float
@@ -114,9 +114,9 @@ class CallTimeout(NamedTuple):
 
 
 class WorkClock:
-    """Seconds that the tree of a child has had since `start`, without those in which it waited for a core.
+    """The seconds of a child's tree since `start`, without those in which it waited for a core.
 
-    They are at least the processor time that it used, divided by the cores that it may use.
+    They are at least its processor time divided by its cores.
     """
 
     def __init__(self, child: Watched, start: float, cores: int) -> None:
@@ -127,25 +127,25 @@ class WorkClock:
         self.wall_s = self._running_s = self.used_s = self._last - start
         self._cores_s = 0.0
         self.compiling_s = 0.0
-        """Of those used, while a compiler was at work."""
+        """Part of `used_s` while a compiler was working."""
 
     def look(self, is_counted: bool = True) -> None:
-        """Count what has passed since the last look; otherwise only by the wall clock."""
+        """Count the time since the last call; unless `is_counted`, only by the wall clock."""
         pids, now = self._child.processes(), time.monotonic()
         queued, computed_s = _queued_s(pids), _computed_s(pids)
         are_at_work = self._compilers.are_at_work(pids)
         passed_s, before_s = now - self._last, self.used_s
         self.wall_s += passed_s
         if is_counted:
-            # A judge that was stopped itself, or had no core, comes late to its look. The kernel counts the time of a
-            # thread that waits for a core once it has got one: that of several looks comes together.
+            # A judge that was stopped, or had no core, checks late. The kernel counts the wait of a thread for a core
+            # when it gets one, so waits of several intervals may come together.
             self._running_s += min(passed_s, LATE * LOOK_S)
             self._running_s -= max(
                 (waited - self._queued.get(task, 0.0) for task, waited in queued.items()), default=0.0
             )
             self._cores_s += (computed_s - self._computed_s) / self._cores
             self.used_s = max(self._running_s, self._cores_s)
-            # One look between two compilers finds neither.
+            # A check between two compilers finds neither.
             self.compiling_s += self.used_s - before_s if are_at_work or self._were_at_work else 0.0
         self._queued, self._computed_s, self._last, self._were_at_work = queued, computed_s, now, are_at_work
 
@@ -153,7 +153,7 @@ class WorkClock:
 class FirstCallTimeout(NamedTuple):
     """The limit of a candidate's first call on a device, in which it may compile or tune.
 
-    Where the device is busy without a pause for `busy_s`, a kernel does not end: the call is late.
+    A device that is busy without a pause for `busy_s` runs an endless kernel: the call is late.
     """
 
     busy_s: float
@@ -171,7 +171,7 @@ class FirstCallTimeout(NamedTuple):
 
 
 def _queued_s(pids: list[int]) -> dict[str, float]:
-    """Seconds that each thread of these processes was ready to run and had no core, by its place in /proc."""
+    """Return the seconds that each thread waited for a core, by its path in /proc."""
     found = {}
     for pid in pids:
         with suppress(OSError, IndexError):
@@ -181,14 +181,14 @@ def _queued_s(pids: list[int]) -> dict[str, float]:
 
 
 class Compilers:
-    """Compilers among the processes that are asked about, look after look."""
+    """The compilers among the processes of a child, from check to check."""
 
     def __init__(self) -> None:
         self._used_s: dict[int, float] = {}
         self._looked = time.monotonic()
 
     def are_at_work(self, pids: list[int]) -> bool:
-        """Whether any of these is a compiler that computes or reads from a disk, now or since the last look."""
+        """Check for a compiler that computes or reads from a disk, now or since the last check."""
         now = time.monotonic()
         passed, self._looked = now - self._looked, now
         used, found = {}, False
@@ -202,25 +202,25 @@ class Compilers:
 
 
 def is_compiler(pid: int) -> bool:
-    """Whether a process runs a compiler of this machine: a program of that name where no child can write."""
+    """Check that a process runs a compiler of this machine: a program of that name where no child can write."""
     link = Path(f"/proc/{pid}/exe")
     try:
         path = link.readlink()
         if not PROGRAM.fullmatch(path.name) or not any(path.is_relative_to(top) for top in needed_paths()):
             return False
-        # Another view of the files may have something else there.
+        # In another mount namespace the path may name another file.
         return link.samefile(path)
     except OSError:
         return False
 
 
 def _computed_s(pids: list[int]) -> float:
-    """Processor time of these processes, and of those that they have started and collected."""
+    """Return the processor time of these processes and of their collected children."""
     return sum(sum(map(int, _stat(pid)[11:15])) for pid in pids) / TICKS
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; none where it has gone."""
+    """Return the fields of /proc/PID/stat from the state on; none for an ended process."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
     except OSError:

@@ -369,7 +369,7 @@ ATTACKS = {
     "forged_handle": Attack(
         "a made-up name for the output's memory",
         "run",
-        "can not be mapped|in a form",
+        "cannot be mapped|in a form",
         HONEST,
         """
         from kernelwright_child import gpu_memory
@@ -390,7 +390,7 @@ ATTACKS = {
     "freed_output": Attack(
         "the output's memory given back to the driver before it is read",
         "run|check",
-        "can not be mapped|wrong|NaN|still changed|out of memory",
+        "cannot be mapped|wrong|NaN|still changed|out of memory",
         HONEST,
         """
         from kernelwright_child import gpu_memory

@@ -79,7 +79,7 @@ def test_a_file_that_another_user_made_is_told(name, own_place):
 
 def test_a_pipe_in_place_of_a_lock_is_told_and_waits_for_nobody(own_place):
     os.mkfifo(own_place / "lock")
-    with pytest.raises(MachineError, match="it is no file"):
+    with pytest.raises(MachineError, match="it is not a file"):
         open_own(own_place / "lock")
 
 

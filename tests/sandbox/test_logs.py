@@ -138,7 +138,7 @@ LACKING = "/usr/bin/ld: cannot find -lfast: No such file or directory"
         ),
         (f"{LACKING}\ncollect2: error: ld returned 1 exit status", LACKING),
         ("one\nCUDA_HOME is not set", "CUDA_HOME is not set"),
-        ("", "without a word"),
+        ("", "without a message"),
     ],
     ids=["a linker error", "a library that is not there", "the last line where no error is marked", "nothing"],
 )

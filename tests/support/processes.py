@@ -6,7 +6,7 @@ import resource
 from contextlib import contextmanager
 from pathlib import Path
 
-from kernelwright.sandbox.locks import DOORS, processor_path
+from kernelwright.sandbox.locks import GATES, processor_path
 
 HEARING_CTRL_C = """
 import signal
@@ -29,12 +29,12 @@ def locked_bytes(path=None):
 
 def waiters(path=None):
     """Doors of cores that are closed. Where somebody has the cores, each is somebody's who waits."""
-    return sum(byte > DOORS for byte, _ in locked_bytes(path))
+    return sum(byte > GATES for byte, _ in locked_bytes(path))
 
 
 def holders(path=None):
     """Cores that somebody has alone."""
-    return sorted(byte - 1 for byte, alone in locked_bytes(path) if alone and 0 < byte < DOORS)
+    return sorted(byte - 1 for byte, alone in locked_bytes(path) if alone and 0 < byte < GATES)
 
 
 @contextmanager

@@ -262,13 +262,13 @@ ATTACKED_HARNESS = [
           "load_inline(name='reads', cpp_sources=['#include \"/etc/shadow\"'], no_implicit_headers=True, is_python_module=False)\n"),
     Cheat("a replaced operator that calls itself", (67,), "product", "run", "RecursionError",
           "return torch.matmul(a, b)", "torch.matmul = lambda a, b: torch.matmul(a, b)\n"),
-    Cheat("tree numbers that do not exist", (), "weighted", "run", "can not be read",
+    Cheat("tree numbers that do not exist", (), "weighted", "run", "cannot be read",
           """
           wire, real = module("child.wire"), module("child.wire").send
           wire.send = lambda channel, message, fds=(): real(channel, message | {"tree": {"t": 7}}, fds)
           return self.right(x)
           """, WIRE),
-    Cheat("a tree that is none", (), "weighted", "run", "can not be read",
+    Cheat("a tree that is none", (), "weighted", "run", "cannot be read",
           """
           wire, real = module("child.wire"), module("child.wire").send
           wire.send = lambda channel, message, fds=(): real(channel, message | {"tree": {"l": 5, "t": -1}}, fds)

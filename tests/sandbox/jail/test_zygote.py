@@ -145,7 +145,7 @@ def test_a_fork_is_like_a_program_of_its_own(settings):
     assert forked["temporary"] == f"{here}/tmp"
     for fact in ("folder", "torch threads", "path", "session"):
         assert forked[fact] == spawned[fact], fact
-    assert forked["vector functions are ready"] and spawned["vector functions are ready"], "set up by one thread, before any operation"
+    assert forked["vector functions are ready"] and spawned["vector functions are ready"]
     assert forked["threads"] == 1
     assert forked["descriptors"] == ["0", "1", "2", "3"]
 

@@ -181,5 +181,5 @@ def test_what_can_not_be_put_back_is_refused(init, forward):
     text = SOURCE.format(name="Model", init=init, arguments="x", forward=forward) + REST.format(
         inputs="torch.randn(64, 48)"
     )
-    with pytest.raises(UnsupportedProblem, match="can not be judged"):
+    with pytest.raises(UnsupportedProblem, match="cannot be judged"):
         examine_problem(Problem(name="unseen", title="", family="test", size="cpu", source=text), QUICK)
