@@ -148,7 +148,7 @@ def import_(
     found_problems = format_of(source) is not None
     found_candidates = candidate_format(source) is not None
     if not found_problems and not found_candidates:
-        raise UserMistake(f"{source} is in no format that is known; docs/formats.md lists them")
+        raise UserMistake(f"{source} is in no format that is known; docs/problems.md lists them")
     lines = _problems(source, out, only) if found_problems else []
     if found_candidates:
         lines += _candidates(source, out, problems or source)

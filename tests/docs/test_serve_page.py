@@ -10,7 +10,7 @@ from tests.docs.pages import DOCS, lines
 from tests.docs.walking import RMS_NORM
 from tests.support.service import Service, listening
 
-PAGE = DOCS / "serve.md"
+PAGE = DOCS / "integrate.md"
 SHELL = [line.text.partition(" #")[0].strip() for line in lines(PAGE) if line.words[0] in ("curl", "python")]
 
 

@@ -1,6 +1,7 @@
 """What the pages in docs show is done here: each page's commands in their order, and its Python."""
 
 import re
+import shutil
 import subprocess
 import sys
 
@@ -52,10 +53,40 @@ def test_the_commands_of_the_formats_page_work(walk):
     walk("formats.md", PLAIN_RIGHT, extra=[("--suite", ["--out", "runs/TIME"])])
 
 
-def test_the_commands_of_the_inspector_page_work(walk):
+def test_the_commands_of_the_problems_page_work(walk):
+    write(walk.folder, {"KernelBench/level1/3_Double.py": PLAIN, "candidate.py": PLAIN_RIGHT})
+    write(walk.folder, {"runs/theirs/level_1_problem_3_sample_0_kernel.py": PLAIN_RIGHT})
+    walk("problems.md", PLAIN_RIGHT)
+
+
+def test_the_tutorial_works(tmp_path):
+    page = DOCS / "tutorial.md"
+    files = python_files(page)
+    wrong, mended = files["first.py"], files["first.py"].replace("sum / features)", "sum / features + 1e-6f)")
+    assert "change `sum / features` to `sum / features + 1e-6f`" in " ".join(page.read_text().split())
+    write(tmp_path, files | {"second.py": mended})
+    shutil.copytree(DOCS.parent / "bench/records", tmp_path / "bench/records")
+    answers = iter([wrong, mended])
+    codes = iter([0, 0, 1, 0, 1, 1, 0])  # doctor, check, the wrong and the right kernel, a run that waits twice
+    for line in runnable(page):
+        if line.words[1] == "resume":
+            (task,) = {task.with_name(task.name.replace("task", "answer")) for task in tmp_path.rglob("*.task.md")} - {
+                *tmp_path.rglob("*.answer.md")
+            }
+            task.write_text(f"```python\n{next(answers)}```\n")
+        found = called(line.words, tmp_path)
+        assert found.returncode == next(codes, 0), f"{line}: {found.stdout}{found.stderr}"
+        if "first.py" in line.words:
+            assert "failed at check: the output has NaN" in found.stdout
+    (use,) = [code for code in blocks(page, "python") if "load_state_dict" in code]
+    done = subprocess.run([sys.executable, "-c", use], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_the_commands_that_look_into_a_run_work(walk):
     for name in ("TIME", "A", "B"):
         run_of_rms_norm(walk.folder / "runs" / name)
-    walk("inspector.md", RIGHT)
+    walk("command-line.md", RIGHT)
     assert {"report.html", "picture.svg"} <= {path.name for path in walk.folder.iterdir()}
 
 
@@ -89,15 +120,21 @@ def test_the_commands_of_the_extending_page_work(walk):
 
 
 def test_no_page_with_commands_is_left_out():
-    walked = {"formats.md", "inspector.md", "providers.md", "scaling.md", "extending.md"}
+    walked = {
+        "formats.md", "problems.md", "tutorial.md", "command-line.md", "providers.md", "scaling.md", "extending.md",
+    }  # fmt: skip
     assert {page.name for page in DOCS.rglob("*.md") if runnable(page)} <= walked
 
 
-@pytest.mark.parametrize("number", range(len(blocks(DOCS / "library.md", "python"))))
-def test_the_python_of_the_library_page_works(tmp_path, monkeypatch, number):
+LIBRARY = [code for code in blocks(DOCS / "integrate.md", "python") if "judge_many(" in code]
+
+
+@pytest.mark.parametrize("number", range(len(LIBRARY)))
+def test_the_python_of_the_library_section_works(tmp_path, monkeypatch, number):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     (tmp_path / "candidate.py").write_text(RMS_NORM)
-    code = blocks(DOCS / "library.md", "python")[number]
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LIBRARY[number]], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"\[\d.*, 0.0\]|True None|passed", done.stdout), done.stdout
+    assert re.search(r"\[\d.*, 0.0\]|passed cpu.* None", done.stdout), done.stdout

@@ -8,7 +8,8 @@ import pytest
 from tests.docs.pages import DOCS, blocks
 from tests.docs.walking import RMS_NORM
 
-PYTHON = blocks(DOCS / "training.md", "python")
+PAGE = DOCS / "integrate.md"
+PYTHON = blocks(PAGE, "python")
 
 
 def block(word):
@@ -25,7 +26,8 @@ def done(code, folder):
 
 def test_every_example_is_tried():
     tried = ("RewardTerms(", "with CompletionScorer()", "GRPOTrainer(", "KernelTaskset(", "GenericEnvClient(")
-    assert [next(word for word in tried if word in one) for one in PYTHON] == list(tried)
+    found = [next((word for word in tried if word in one), None) for one in PYTHON]
+    assert [word for word in found if word] == list(tried)
 
 
 def test_the_reward_of_the_page_is_half_of_the_way_to_the_floor(tmp_path):
@@ -38,7 +40,7 @@ def test_the_reward_of_the_page_is_half_of_the_way_to_the_floor(tmp_path):
 def test_the_page_has_the_numbers_and_the_flags_that_there_are():
     from kernelwright.integrations.reward import Flag, RewardTerms
 
-    page, terms = (DOCS / "training.md").read_text(), RewardTerms()
+    page, terms = PAGE.read_text(), RewardTerms()
     assert f"`right` ({terms.right:g}), `full_speedup` ({terms.full_speedup:g})" in page
     table = re.findall(r"^\| (?:passed|failed|no verdict).*", page, re.MULTILINE)
     assert set(re.findall(r"\| `(\w+)`[^|]*\|$", "\n".join(table), re.MULTILINE)) == set(Flag.__args__)
@@ -73,7 +75,7 @@ def test_the_taskset_of_the_page_has_its_tasks(tmp_path):
 @pytest.mark.slow
 def test_the_environment_of_the_page_answers(tmp_path):
     pytest.importorskip("openenv", reason="openenv-core is not installed; `pip install openenv-core` to run this")
-    words = re.search(r"^uvicorn (.+?) +#", (DOCS / "training.md").read_text(), re.MULTILINE)[1].split()
+    words = re.search(r"^uvicorn (.+?) +#", PAGE.read_text(), re.MULTILINE)[1].split()
     server = subprocess.Popen(
         [sys.executable, "-m", "uvicorn", *words, "--port", "0"], stderr=subprocess.PIPE, text=True, cwd=tmp_path
     )
@@ -91,7 +93,7 @@ def test_an_agent_that_reads_the_page_s_file_has_the_tools(tmp_path):
     mcp = pytest.importorskip("mcp", reason="mcp is not installed; `pip install 'kernelwright[mcp]'` to run this")
     import anyio
 
-    told = json.loads(blocks(DOCS / "mcp.md", "json")[0])["mcpServers"]["kernelwright"]
+    told = json.loads(blocks(PAGE, "json")[0])["mcpServers"]["kernelwright"]
     words = ["-m", told["command"].rpartition("/")[2], *told["args"]]
 
     async def asked():
@@ -99,5 +101,6 @@ def test_an_agent_that_reads_the_page_s_file_has_the_tools(tmp_path):
         async with mcp.Client(server) as client:
             return {one.name for one in (await client.list_tools()).tools}
 
-    named = re.findall(r"^\| `(\w+)` \|", (DOCS / "mcp.md").read_text(), re.MULTILINE)
+    section = PAGE.read_text().partition("## Coding agents")[2]
+    named = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
     assert anyio.run(asked) == set(named)
