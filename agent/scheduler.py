@@ -216,7 +216,7 @@ class ExecutorEvaluator:
         """Judge a candidate. Raises `MachineError` or `BrokenProblem` where no verdict is possible."""
         effort: JudgingEffort | None = "rank" if fresh else None
         return await self._verdict(
-            Work(problem=problem, candidate=candidate, fresh=fresh, effort=effort, beat=best_speedup)
+            Work(problem=problem, candidate=candidate, fresh=fresh, effort=effort, best_speedup=best_speedup)
         )
 
     async def measure(self, problem: Problem) -> Verdict:
@@ -264,7 +264,9 @@ def measuring(problem: Problem, compiled: Sequence[CompileMode]) -> Work:
         problem=problem.model_copy(update={"operators": "any"}),
         candidate=Candidate(source=f"{problem.source}\n\nModelNew = Model\n"),
         effort=None if compiled else "screen",
-        asks=SCREEN | {"compiled": list(compiled), "baselines": ["shipped"], "effort": "search"} if compiled else {},
+        overrides=SCREEN | {"compiled": list(compiled), "baselines": ["shipped"], "effort": "search"}
+        if compiled
+        else {},
     )
 
 

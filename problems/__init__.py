@@ -1,4 +1,4 @@
-"""What is asked: the `Problem` record, how one is found or read, and the catalog that ships.
+"""Problems: the `Problem` record, reading one from a name or a path, and the catalog that ships.
 
 A problem is a reference program in the KernelBench convention: `class Model`, `get_inputs()`, `get_init_inputs()`.
 This package reads and checks text; it never runs a reference (that is the sandbox's work) and imports nothing of ours.

@@ -38,16 +38,16 @@ class NotArithmetic(ValueError):
 
 
 def evaluate(text: str, names: Mapping[str, Value]) -> Value:
-    """The value of an expression over `names`; `NotArithmetic` for any other text."""
+    """Return the value of an expression over `names`; `NotArithmetic` for any other text."""
     try:
         tree = parse_expression(text.strip())
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise NotArithmetic(f"{text!r} is no expression") from None
+        raise NotArithmetic(f"{text!r} is not an expression") from None
     return value_of(tree.body, names)
 
 
 def value_of(node: ast.expr, names: Mapping[str, Value]) -> Value:
-    """The value of a syntax tree over `names`; `NotArithmetic` where that needs more than arithmetic."""
+    """Return the value of a syntax tree over `names`; `NotArithmetic` where that needs more than arithmetic."""
     try:
         return _value(node, names)
     except (ArithmeticError, TypeError, RecursionError, ValueError) as error:
@@ -164,7 +164,7 @@ def _bytes(call: ast.Call, names: dict[str, Value]) -> int:
 
 
 def _shape(call: ast.Call, maker: str, names: dict[str, Value]) -> tuple[Value, ...] | None:
-    """The shape that a call of torch asks for; None for a call that makes no tensor, or of a shape not seen."""
+    """Return the shape that a call of torch makes; None for one that makes no tensor, or whose shape is not visible."""
     keywords = {keyword.arg: keyword.value for keyword in call.keywords}
     try:
         if maker in ("randint", "full"):

@@ -44,7 +44,7 @@ def _set_magnitude(some: "torch.Tensor", size: float) -> None:
 
 
 def end_far_out(x: "torch.Tensor", times: float) -> None:
-    """In the second half rows, and indices of axis 0, end above all that was drawn or below it, in turn.
+    """Make rows in the second half, and indices of axis 0, end alternately above and below all drawn values.
 
     Above is half of `times` the largest magnitude, or more. No value gets a sign that was not drawn: where all are
     positive, below is the smallest divided by as much. The last two of all are farther out, so that a remainder that is
@@ -113,7 +113,7 @@ class InputDistribution(NamedTuple):
 
 
 def most(dtype: "torch.dtype") -> float:
-    """The largest value of any distribution, unless the problem draws larger ones itself: its square is finite.
+    """Return the largest value of any distribution, unless the problem draws larger ones itself: its square is finite.
 
     256 in float16, about 1e19 in bfloat16 and float32.
     """
@@ -123,7 +123,7 @@ def most(dtype: "torch.dtype") -> float:
 
 
 def largest_magnitude(x: "torch.Tensor") -> float:
-    """The largest magnitude, without a temporary tensor; NaN where there is one."""
+    """Return the largest magnitude, without a temporary tensor; NaN where there is one."""
     import torch
 
     low, high = torch.aminmax(x)

@@ -13,16 +13,12 @@ from kernelwright.problems.formats import SEPARATOR, format_of, load_address, lo
 from kernelwright.problems.formats.kernelbench import origin_of
 from kernelwright.problems.formats.reading import Unsupported, into_convention
 from kernelwright.problems.problem import (
-    Direction,
     Dtype,
     ExcludedValues,
-    OperatorPolicy,
     Origin,
-    PrecisionPolicy,
+    Policies,
     Problem,
     ProblemError,
-    Record,
-    StatePolicy,
     Tolerance,
 )
 from kernelwright.problems.source import check_reference, read_text, title_of
@@ -40,7 +36,7 @@ DTYPES: dict[str, Dtype] = {
 
 
 def dtype_named(word: str) -> Dtype:
-    """The dtype of that name; `ProblemError` for an unknown one."""
+    """Return the dtype of that name. Raises `ProblemError` for an unknown one."""
     if word not in DTYPES:
         raise ProblemError(f"no dtype {word!r}; there are: {', '.join(DTYPES)}")
     return DTYPES[word]
@@ -57,21 +53,13 @@ DEFAULT_SIZE = "cpu"
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
-class Manifest(Record):
+class Manifest(Policies):
     """The content of one `problem.toml`."""
 
     family: Text
     """The group that the problem is listed in, such as `norm`."""
     title: Text
     """One line that says what is computed."""
-    precision: PrecisionPolicy = "strict"
-    operators: OperatorPolicy = "any"
-    direction: Direction = "forward"
-    dtype: Dtype | None = None
-    state: StatePolicy = "free"
-    tolerance: Tolerance = Tolerance()
-    values: ExcludedValues = ExcludedValues()
-    origin: Origin | None = None
     sizes: dict[str, dict[str, StrictInt]]
     """By name of the size: the values of the reference's module-level constants."""
 
@@ -96,7 +84,7 @@ class Manifest(Record):
 
 
 def parse_manifest(text: str, where: str) -> Manifest:
-    """The manifest in `text`; `where` names the file in the one sentence of a `ProblemError`."""
+    """Return the manifest in `text`; `where` names the file in the one sentence of a `ProblemError`."""
     try:
         return Manifest.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:

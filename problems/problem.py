@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def read_table(path: Path, kind: type[T], what: str, error: type[Exception]) -> T:
-    """The table in a file as `kind`. Raises `error` with one sentence, in which `what` names the table."""
+    """Return the table in a file as `kind`. Raises `error` with one sentence, in which `what` names the table."""
     try:
         return TypeAdapter(kind).validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as fault:
@@ -55,7 +55,7 @@ def read_table(path: Path, kind: type[T], what: str, error: type[Exception]) -> 
 
 
 class ProblemError(ValueError):
-    """A problem that cannot be had as asked. The message is one sentence for the user, with the remedy."""
+    """A problem that cannot be loaded as requested. The message is one sentence for the user, with the remedy."""
 
 
 class LibraryMissing(Exception):
@@ -68,7 +68,7 @@ class LibraryMissing(Exception):
 
 
 def library(name: str, what_for: str) -> Any:
-    """Import a module; `LibraryMissing` with the purpose where it is not installed."""
+    """Import a module. Raises `LibraryMissing`, with the purpose, where it is not installed."""
     try:
         return import_module(name)
     except ImportError:
@@ -88,7 +88,7 @@ Bound = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class StatedTolerance(Record):
-    """What the benchmark that a problem comes from allows, in its own terms; `None` where it does not say.
+    """Tolerance of the benchmark that a problem comes from, in its own terms; None where it does not say.
 
     An element is right where |error| <= max_atol + max_rtol * |expected|.
     """
@@ -100,11 +100,11 @@ class StatedTolerance(Record):
     max_error_cap: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """No element may be off by more than this, right or not."""
     allow_negative_inf: bool | None = None
-    """Whether -inf may stand where the reference has it."""
+    """Whether -inf is accepted where the reference has it."""
 
 
 class Tolerance(Record):
-    """How far a candidate may be from the float64 result, as a multiple of the reference's own rounding error."""
+    """Allowed distance from the float64 result, as a multiple of the reference's own rounding error."""
 
     factor: float = Field(default=8.0, gt=0, le=1e6, allow_inf_nan=False)
     """k: the candidate's error against float64 may be k times the error of the same-dtype reference."""
@@ -144,7 +144,7 @@ class ExcludedValues(Record):
 
 
 class Origin(Record):
-    """Where a problem was written down first, so that results can be handed back under its own name."""
+    """The benchmark that a problem comes from, and its name there, under which results are handed back."""
 
     format: Format
     id: str
@@ -155,17 +155,9 @@ class Origin(Record):
     """What its results must repeat: for `DEFINITION/WORKLOAD` the workload, and the names of inputs and outputs."""
 
 
-class Problem(Record):
-    """What to compute, at one size. Immutable; two problems with the same digest ask the same thing."""
+class Policies(Record):
+    """Rules that a problem is judged by. A manifest sets them under the same names."""
 
-    name: str
-    """Catalog name such as `softmax`, or the file's stem for a file from elsewhere."""
-    title: str
-    family: str
-    size: str
-    """`cpu` or `gpu` for catalog problems; `file` where the file itself fixes the shapes."""
-    source: str
-    """The reference as self-contained Python: `Model`, `get_inputs`, `get_init_inputs`, sizes already put in."""
     precision: PrecisionPolicy = "strict"
     """`strict`: no arithmetic below the dtype's own; `tf32` and `half` allow the named lower precision inside."""
     operators: OperatorPolicy = "any"
@@ -181,9 +173,29 @@ class Problem(Record):
     origin: Origin | None = None
     """None for a problem that was written for us."""
 
+
+class Reference(Record):
+    """A reference program at one size."""
+
+    name: str
+    """Catalog name such as `softmax`, or the file's stem for a file from elsewhere."""
+    title: str
+    family: str
+    size: str
+    """`cpu` or `gpu` for catalog problems; `file` where the file itself fixes the shapes."""
+    source: str
+    """The reference as self-contained Python: `Model`, `get_inputs`, `get_init_inputs`, sizes already put in."""
+
+
+class Problem(Policies, Reference):
+    """Computation to be made fast, at one size. Problems with the same digest are the same.
+
+    Fields of the last base come first: their order is that of stored records, over which digests are taken.
+    """
+
     @property
     def record(self) -> str:
-        """The problem as JSON, as it is stored under `digest`.
+        """The problem as JSON text, as it is stored under `digest`.
 
         A field of `LATER` is left out where it has its default, so that older records keep their digests.
         """

@@ -18,17 +18,17 @@ comes between (https://github.com/python/cpython/issues/106905)."""
 
 
 def parse_module(source: str, filename: str = "<unknown>") -> ast.Module:
-    """As `ast.parse`. Raises what it raises, and a `SyntaxError` with its line for a null byte under every Python."""
+    """Parse as `ast.parse` does. Raises its errors, and `SyntaxError` with the line of a null byte."""
     if "\0" in source:
         line = source.count("\n", 0, source.index("\0")) + 1
         text = source.split("\n", line)[line - 1]
-        raise SyntaxError("Python text can not hold null bytes", (filename, line, None, text))
+        raise SyntaxError("Python text cannot hold null bytes", (filename, line, None, text))
     with PARSING:
         return ast.parse(source, filename=filename)
 
 
 def parse_expression(text: str) -> ast.Expression:
-    """As `ast.parse` of an expression. Raises what it raises."""
+    """Parse an expression as `ast.parse` does. Raises its errors."""
     with PARSING:
         return ast.parse(text, mode="eval")
 
@@ -45,7 +45,7 @@ class Binding(NamedTuple):
 
 
 def top_level(tree: ast.Module) -> Iterator[ast.stmt]:
-    """The statements of the module's own level in order, also those within `if`, `try`, `with`, loops and `match`."""
+    """Yield the module's top-level statements in order, also those within `if`, `try`, `with`, loops and `match`."""
     waiting: list[ast.stmt] = list(reversed(tree.body))
     while waiting:
         statement = waiting.pop()
@@ -64,7 +64,7 @@ def _inner(statement: ast.stmt) -> Iterator[ast.stmt]:
 
 
 def bindings(statements: Iterable[ast.stmt]) -> Iterator[Binding]:
-    """What these statements of `top_level` bind, in order; a name as often as it is bound."""
+    """Yield the names that these statements of `top_level` bind, in order; a name as often as it is bound."""
     for statement in statements:
         kind: Kind = "value"
         names: Iterable[str] = ()
@@ -92,7 +92,7 @@ def _stored(targets: Iterable[ast.expr]) -> list[str]:
 
 
 def imported_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """The modules that import statements name, each with its line."""
+    """Yield the modules that import statements name, each with its line."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=aliases):
@@ -102,7 +102,7 @@ def imported_modules(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def bound_names(tree: ast.Module, without: frozenset[Kind] = frozenset()) -> list[str]:
-    """Each name that the module's own level binds, once, in order; less those that are bound in the ways named only."""
+    """Return each name that the module's top level binds, once, in order, except by the kinds in `without`."""
     found = (binding.name for binding in bindings(top_level(tree)) if binding.kind not in without)
     return list(dict.fromkeys(found))
 
@@ -131,7 +131,7 @@ def reading_below(folder: Path) -> Iterator[None]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, with newlines as `\\n` and no byte order mark; `ProblemError` where there is none to read."""
+    """Return the text of a file, with newlines as `\\n` and no byte order mark. Raises `ProblemError`."""
     try:
         exists, is_file, folder = path.exists(), path.is_file(), _folder.get()
         is_outside = folder is not None and not path.resolve().is_relative_to(folder)
@@ -156,7 +156,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(text: str, where: str) -> Any:
-    """The value of a JSON text; `ProblemError` where it is none, or nested beyond the parser's depth."""
+    """Return the value of a JSON text; `ProblemError` where it is none, or nested beyond the parser's depth."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -166,7 +166,7 @@ def read_json(text: str, where: str) -> Any:
 
 
 def check_reference(source: str, where: str, without: Collection[str] = ()) -> ast.Module:
-    """The syntax tree of `source`; `ProblemError` where it does not parse or lacks one of `ENTRY_POINTS`.
+    """Return the syntax tree of `source`; `ProblemError` where it does not parse or lacks one of `ENTRY_POINTS`.
 
     Those named in `without` may be missing, since what the source comes from has something else in their place.
     """
@@ -183,7 +183,7 @@ def check_reference(source: str, where: str, without: Collection[str] = ()) -> a
 
 
 def parse(source: str, where: str) -> ast.Module:
-    """The syntax tree of `source`; `ProblemError` where there is none."""
+    """Return the syntax tree of `source`; `ProblemError` where there is none."""
     try:
         return parse_module(source)
     except SyntaxError as error:
@@ -193,7 +193,7 @@ def parse(source: str, where: str) -> ast.Module:
 
 
 def title_of(tree: ast.Module) -> str | None:
-    """The first line of `Model`'s docstring, if there is one."""
+    """Return the first line of `Model`'s docstring, if there is one."""
     for statement in tree.body:
         if isinstance(statement, ast.ClassDef) and statement.name == "Model":
             docstring = (ast.get_docstring(statement) or "").strip()
@@ -237,7 +237,7 @@ DRAWS = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", 
 
 
 def lint_source(source: str) -> list[str]:
-    """One warning a line of trouble, `line N: what; remedy`, in order of lines; empty where the text looks sound.
+    """Return one warning for each faulty line, `line N: fault; remedy`, in order; none where the text looks sound.
 
     Unseeded random inputs are right and give no warning: the judge seeds. Not seen: a call through an alias (the import
     of a module in `MODULES` is), and a dropout inside a library module such as `nn.TransformerEncoderLayer`.

@@ -75,7 +75,7 @@ def configured(source: str, configuration: dict[str, object], given: dict[str, o
 
 
 def keyword_only(tree: ast.Module) -> dict[str, bool]:
-    """The parameters of `Model`'s constructor that can be given by keyword only, and whether each must be given."""
+    """Return the keyword-only parameters of `Model`'s constructor, and whether each is required."""
     for statement in tree.body:
         if isinstance(statement, ast.ClassDef) and statement.name == "Model":
             init = next((s for s in statement.body if isinstance(s, ast.FunctionDef) and s.name == "__init__"), None)
@@ -86,7 +86,7 @@ def keyword_only(tree: ast.Module) -> dict[str, bool]:
 
 
 def gives_keywords(tree: ast.Module) -> bool:
-    """Whether `get_init_inputs` visibly returns a dict, whose items the judge passes by keyword."""
+    """Return whether `get_init_inputs` visibly returns a dict, whose items the judge passes by keyword."""
     function, dicts = _function(tree, "get_init_inputs"), _dicts(tree)
     returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)] if function else []
     return bool(returns) and all(value is not None and _may_be_dict(value, dicts) for value in returns)
@@ -97,7 +97,7 @@ def _function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
 
 
 def _plain(function: ast.FunctionDef, dicts: set[str]) -> bool:
-    """Whether every return is a list or tuple, written out, that cannot be one of positions and a dict."""
+    """Return whether every return is a list or tuple, written out, that cannot be one of positions and a dict."""
     returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
     return bool(returns) and all(
         isinstance(value, ast.List | ast.Tuple)

@@ -22,7 +22,7 @@ RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def select(entries: Iterable[Entry], selection: str) -> list[Entry]:
-    """The entries that a selection names, in its order, each once; all for an empty one.
+    """Return the entries that a selection names, in its order, each once; all for an empty one.
 
     A word is an id, a group of ids (the part before `/`), a name, or a pattern with `*`; numbers in brackets choose
     from a group by number, ranges with both ends. Raises `ProblemError` for what is not there.
@@ -99,7 +99,7 @@ FORMS = "a tree of level1/1_Name.py, a .jsonl or .parquet of KernelBench, defini
 
 
 def format_of(path: Path) -> Format | None:
-    """The format of a file or folder; None for one that is in none of ours."""
+    """Return the format of a file or folder; None for one that is in none of ours."""
     if os.path.isfile(path):  # noqa: PTH113 - False for a path that is too long, where Path.is_file raises
         if path.suffix in kernelbench.ROW_SUFFIXES:
             return "kernelbench"
@@ -116,7 +116,7 @@ def format_of(path: Path) -> Format | None:
 
 
 def read_collection(path: Path) -> Collection:
-    """Every problem of a collection. `ProblemError` where the path holds none that can be read."""
+    """Return every problem of a collection. `ProblemError` where the path holds none that can be read."""
     kind = format_of(path)
     if kind is None:
         what = "holds no collection of problems" if path.exists() else "does not exist"
@@ -147,7 +147,7 @@ def find_collection(name: str) -> Path:
 
 
 def addresses(suite: str) -> tuple[str, ...]:
-    """The addresses of a selection `COLLECTION:SELECTION`, such as `kernelbench:level1[3,7,10-20]`.
+    """Return the addresses of a selection `COLLECTION:SELECTION`, such as `kernelbench:level1[3,7,10-20]`.
 
     Raises `ProblemError`, also where a chosen problem cannot be judged.
     """
@@ -171,7 +171,7 @@ def _chosen(suite: str) -> tuple[Path, list[Entry]]:
 
 
 def load_address(address: str) -> Problem:
-    """The problem at `PATH::ID`; `ProblemError` with the reason where it cannot be judged."""
+    """Return the problem at `PATH::ID`; `ProblemError` with the reason where it cannot be judged."""
     place, _, wanted = address.rpartition(SEPARATOR)
     path = Path(place)
     entries = _reading(path, _changed(path)).entries
@@ -185,7 +185,7 @@ def load_address(address: str) -> Problem:
 
 
 def load_only(path: Path) -> Problem:
-    """The problem of a collection of one; `ProblemError` that names the addresses where it has more."""
+    """Return the problem of a collection of one; `ProblemError` that names the addresses where it has more."""
     entries = read_collection(path).entries
     if len(entries) == 1:
         return load_address(f"{path}{SEPARATOR}{entries[0].id}")
@@ -199,7 +199,7 @@ def _reading(path: Path, changed: float) -> Collection:
 
 
 def _changed(path: Path) -> float:
-    """The last change of a file or folder of a collection, so that an unchanged one is not read again."""
+    """Return the last change of a file or folder of a collection, so that an unchanged one is not read again."""
     if not path.is_dir():
         return path.stat().st_mtime if path.exists() else 0.0
     return max((file.stat().st_mtime for file in path.rglob("*")), default=0.0)

@@ -1,6 +1,6 @@
 """FlashInfer-Trace and SOL-ExecBench: definitions with workloads, read and written; one problem a workload.
 
-Fields that we do not know are kept as they are and can be asked for; nothing is dropped on the way through.
+Unknown fields are kept unchanged and can be read; nothing is dropped.
 """
 
 import ast
@@ -53,7 +53,7 @@ class TensorSpec(Foreign):
 
 
 class Definition(Foreign):
-    """What is to be computed; `reference` defines `run`."""
+    """Definition of a computation; `reference` defines `run`."""
 
     name: str = Field(min_length=1)
     op_type: str | None = None
@@ -69,7 +69,7 @@ class Definition(Foreign):
     constraints: list[str] | None = None
 
     def sizes(self, given: dict[str, int]) -> dict[str, int]:
-        """The size of every axis for a workload's variable ones. `ProblemError` where one is missing or no number."""
+        """Return the size of every axis. Raises `ProblemError` where one is missing or not a number."""
         sizes = {name: axis.value for name, axis in self.axes.items() if axis.value is not None} | given
         waiting = {name: axis.expression for name, axis in self.axes.items() if axis.expression is not None}
         for _ in range(len(waiting)):
@@ -87,7 +87,7 @@ class Definition(Foreign):
         return {name: int(size) for name, size in sizes.items() if size is not None}
 
     def shape(self, spec: TensorSpec, sizes: dict[str, int]) -> list[int] | None:
-        """The shape of an input or output; None for a number."""
+        """Return the shape of an input or output; None for a number."""
         if spec.shape is None:
             return None
         for axis in spec.shape:
@@ -97,7 +97,7 @@ class Definition(Foreign):
 
 
 class WorkloadInput(Foreign):
-    """Where an input comes from."""
+    """Source of an input."""
 
     type: str
     value: bool | int | float | None = None
@@ -137,7 +137,7 @@ class FlashInferTrace(Foreign):
 
 
 def read_definition(path: Path) -> Definition:
-    """The definition in a JSON file; `ProblemError` says what is wrong with it."""
+    """Return the definition in a JSON file. Raises `ProblemError`."""
     try:
         definition = Definition.model_validate(read_json(read_text(path), str(path)))
     except ValidationError as error:
@@ -149,7 +149,7 @@ def read_definition(path: Path) -> Definition:
 
 
 def read_workloads(path: Path, definition: Definition) -> tuple[list[Workload | str], bool]:
-    """The workloads of a JSONL file in order, with a sentence for a line that is none; and whether they were traces.
+    """Return the workloads of a JSONL file, a sentence for a line that is not one, and whether they were traces.
 
     A line is a workload (SOL-ExecBench), or a trace that holds one (FlashInfer-Trace). Lines of other definitions and
     results of solutions are left out.
@@ -216,7 +216,7 @@ class SizedDefinition(NamedTuple):
 
 
 def source_of(call: SizedDefinition) -> str:
-    """The reference of a workload. Raises `ProblemError` and `Unsupported`."""
+    """Return the reference of a workload. Raises `ProblemError` and `Unsupported`."""
     definition = call.definition
     tree = parse(definition.reference, f"the reference of {definition.name}")
     defined = set(bound_names(tree))
@@ -244,7 +244,7 @@ def source_of(call: SizedDefinition) -> str:
 
 
 def _arguments(definition: Definition, tree: ast.Module) -> list[str]:
-    """How `run` is called: by name where its parameters are called like the inputs, else in order."""
+    """Return the arguments of `run`: by name where its parameters are named like the inputs, else in order."""
     changed = changed_parameters(tree)
     values = {name: f"{name}.clone()" if name in changed else name for name in definition.inputs}
     by_name = set(_parameters(tree)) == set(values)
@@ -257,7 +257,7 @@ def _parameters(tree: ast.Module) -> list[str]:
 
 
 def changed_parameters(tree: ast.Module) -> set[str]:
-    """The parameters of `run` that it is seen to change in place; the judge lets no one change inputs."""
+    """Return the parameters that `run` visibly changes in place; the judge keeps inputs unchanged."""
     run = next((s for s in tree.body if isinstance(s, ast.FunctionDef) and s.name == "run"), None)
     if run is None:
         return set()
@@ -318,14 +318,14 @@ SHORT_ID = 8
 
 
 def definition_files(root: Path) -> list[Path]:
-    """The definitions at or under `root`: files of a folder `definitions`, and every `definition.json`."""
+    """Return the definitions at or under `root`: files of a folder `definitions`, and every `definition.json`."""
     if root.is_file():
         return [root]
     return sorted({*root.rglob("definitions/**/*.json"), *root.rglob("definition.json")})
 
 
 def is_definition(path: Path) -> bool:
-    """Whether a JSON file is meant as a definition: an object with axes and a reference, or named like one."""
+    """Return whether a JSON file is a definition: an object with axes and a reference, or a file named like one."""
     try:
         found = read_json(read_text(path), str(path))
     except ProblemError:
@@ -399,7 +399,7 @@ def _origin(definition: Definition, workload: Workload, kind: Format) -> Origin:
 
 
 def _short_ids(uuids: list[str]) -> dict[str, str]:
-    """The first letters of each, or a digest where those are not unique."""
+    """Return the first letters of each, or a digest where those are not unique."""
     short = {uuid: safe_name(uuid)[:SHORT_ID] for uuid in uuids}
     taken = list(short.values())
     return {

@@ -25,7 +25,7 @@ ROW_SUFFIXES = (".jsonl", ".parquet")
 
 
 def origin_of(path: Path) -> Origin | None:
-    """The place in KernelBench that the path of a file names; None for a file that lies elsewhere."""
+    """Return the place in KernelBench that the path of a file names; None for a file that lies elsewhere."""
     level, file = LEVEL.fullmatch(path.parent.name), FILE.fullmatch(path.stem)
     if not level or not file or path.suffix != ".py":
         return None
@@ -33,7 +33,7 @@ def origin_of(path: Path) -> Origin | None:
 
 
 def level_folders(root: Path) -> list[Path]:
-    """The folders of levels in `root`, in the KernelBench folder of a checkout, or `root` itself if it is one."""
+    """Return the folders of levels in `root` or in its folder KernelBench, or `root` itself if it is one."""
     if LEVEL.fullmatch(root.name) and root.is_dir():
         return [root]
     for place in (root, root / "KernelBench"):
@@ -62,7 +62,7 @@ def _file_entry(origin: Origin, path: Path) -> Entry:
 
 
 def read_rows(path: Path) -> Collection:
-    """Every problem of a data set file: `.jsonl`, or `.parquet` with the extra `data`."""
+    """Return every problem of a data set file: `.jsonl`, or `.parquet` with the extra `data`."""
     rows = list(_parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path))
     entries = [_row_entry(f"{path}, row {number}", row) for number, row in enumerate(rows, 1)]
     return Collection("kernelbench", tuple(_numbered_once(entries)))
@@ -104,7 +104,7 @@ def _entry(origin: Origin, stem: str, source: str, notes: tuple[str, ...] = ()) 
 
 
 def _numbered_once(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """The same entries; a number that was there before makes the later one broken, since no one could name it."""
+    """Yield the same entries; the second one of the same number becomes broken."""
     seen: set[str] = set()
     for entry in entries:
         if entry.id in seen:

@@ -75,7 +75,7 @@ def task_files(root: Path) -> list[Path]:
 
 
 def read_tasks(root: Path) -> Collection:
-    """The benchmarks of every task, or its tests where it has none."""
+    """Return the benchmarks of every task, or its tests where it has none."""
     entries: list[Entry] = []
     for path in task_files(root):
         place = path.parent
@@ -90,7 +90,7 @@ def read_tasks(root: Path) -> Collection:
 
 
 def read_task(path: Path) -> Task:
-    """A `task.yml`; `ProblemError` says what is wrong with it."""
+    """Return the content of a `task.yml`. Raises `ProblemError`."""
     yaml = library("yaml", f"reading {path}")
     try:
         return Task.model_validate(yaml.safe_load(read_text(path)))
@@ -133,7 +133,7 @@ def _entry(task: Task, place: Path, origin: Origin, case: dict[str, Any], notes:
 
 
 def _texts(task: Task, place: Path) -> dict[str, str]:
-    """The Python files that the reference needs, by module, in the order in which they can be run."""
+    """Return the Python files that the reference needs, by module, in the order in which they can be run."""
     found: dict[str, str] = {}
     for file in task.files:
         name, source = file.get("name", ""), file.get("source", "")
@@ -157,6 +157,6 @@ def _needed(name: str, texts: dict[str, str], above: tuple[str, ...] = ()) -> li
 
 
 def _quoted(text: str) -> str:
-    """A literal of the text, readable where that is possible."""
+    """Return a literal of the text, readable where that is possible."""
     plain = "'''" not in text and "\\" not in text and not text.endswith("'")
     return f"'''{text}'''" if plain else repr(text)

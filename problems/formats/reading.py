@@ -13,7 +13,7 @@ from kernelwright.problems.source_rewriting import gives_keywords, in_order, key
 
 
 def json_lines(text: str) -> list[str]:
-    """The lines of a file that was read with newlines as `\\n`, the empty ones too, so that they can be counted."""
+    """Return the lines of a text whose newlines are `\\n`, empty ones too, so that they can be counted."""
     return text.removesuffix("\n").split("\n") if text else []
 
 
@@ -23,7 +23,7 @@ class Foreign(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     def unknown(self, where: str = "") -> list[str]:
-        """The names of the fields that are not known, also in the records within."""
+        """Return the names of the fields that are not known, also in the records within."""
         found = [f"{where}{name}" for name in self.model_extra or ()]
         for name in type(self).model_fields:
             value = getattr(self, name)
@@ -43,7 +43,7 @@ def fault_of(error: ValidationError) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line of a text, as it can be put into a docstring; empty for a blank text."""
+    """Return the first line of a text, as it can be put into a docstring; empty for a blank text."""
     return text.strip().splitlines()[0].replace("\\", "/").replace('"', "'") if text.strip() else ""
 
 
@@ -57,7 +57,7 @@ class Entry(Record):
     problem: Problem | None = None
     """None where it cannot be judged; see `status` and `why`."""
     status: Literal["read", "unsupported", "broken"] = "read"
-    """`unsupported`: sound, but more than the judge can do. `broken`: not what its format asks for."""
+    """`unsupported`: sound, but more than the judge can do. `broken`: not in its format."""
     why: str = ""
     notes: tuple[str, ...] = ()
     """Fields that were found and are not known, or known and not used."""
@@ -73,7 +73,7 @@ class Collection(NamedTuple):
 
 
 def entry_of(origin: Origin, make: Callable[[], Entry]) -> Entry:
-    """What `make` gives; where it raises, the entry that says why."""
+    """Return the result of `make`; where it raises, an entry with the reason."""
     try:
         return make()
     except Unsupported as error:
@@ -83,7 +83,7 @@ def entry_of(origin: Origin, make: Callable[[], Entry]) -> Entry:
 
 
 def into_convention(source: str, tree: ast.Module) -> str:
-    """A reference that keeps its own text, with inputs drawn on the processor and constructor arguments in order."""
+    """Return the reference with inputs drawn on the processor and constructor arguments in order."""
     required = [name for name, must in keyword_only(tree).items() if must]
     if required:
         if gives_keywords(tree):
@@ -111,7 +111,7 @@ def write_problem(folder: Path, problem: Problem) -> None:
 
 
 def manifest_text(problem: Problem) -> str:
-    """The manifest of a problem whose source has its sizes put in."""
+    """Return the manifest of a problem whose source has its sizes put in."""
     record = problem.model_dump(mode="json", exclude={"name", "size", "source"}, exclude_none=True)
     plain = Problem(name="", title="", family="", size="", source="").model_dump(mode="json", exclude_none=True)
     kept = {key: value for key, value in record.items() if value != plain.get(key)}
@@ -126,7 +126,7 @@ def manifest_text(problem: Problem) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A JSON value in TOML; None, which TOML has not, is left out of tables."""
+    """Return a JSON value in TOML. None, which TOML lacks, is left out of tables."""
     if isinstance(value, dict):
         items = (f"{_toml(str(key))} = {_toml(item)}" for key, item in value.items() if item is not None)
         return "{" + ", ".join(items) + "}"
@@ -137,7 +137,7 @@ def _toml(value: Any) -> str:
 
 
 def write_collection(folder: Path, entries: Iterable[Entry]) -> dict[str, str]:
-    """Write every problem of a collection; by id, the name of its folder within.
+    """Write every problem of a collection. Return the name of each one's folder, by its id.
 
     A problem of KernelBench goes to `level1/3_Name`, so that its candidates are found by level and number.
     `import.json` holds every entry with its notes, also those that cannot be judged and why.

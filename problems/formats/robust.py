@@ -81,7 +81,7 @@ def _task(folder: Path, name: str) -> Iterator[Entry]:
 
 
 def read_configurations(path: Path) -> Configurations:
-    """The configurations of a task; those of one with no such file are its functions' own defaults."""
+    """Return the configurations of a task; those of one with no such file are its functions' own defaults."""
     if not path.exists():
         return Configurations()
     try:

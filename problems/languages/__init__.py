@@ -27,6 +27,6 @@ else:
 
 
 def listed_targets() -> str:
-    """The targets in a sentence: `cpp, cuda or triton`."""
+    """Return the targets in a sentence: `cpp, cuda or triton`."""
     *others, last = TARGETS
     return f"{', '.join(others)} or {last}"

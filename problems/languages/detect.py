@@ -41,7 +41,7 @@ def _name(node: ast.AST) -> str:
 
 
 def _imports(nodes: list[ast.AST], part: str) -> bool:
-    """Whether an import, or the dotted name of a module that is used, has that part."""
+    """Return whether an import, or the dotted name of a used module, has that part."""
     for node in nodes:
         match node:
             case ast.Import(names=names) if any(part in alias.name.split(".") for alias in names):

@@ -41,7 +41,7 @@ class Language(NamedTuple):
     """Its place in lists. Of two languages that a source could be in, the earlier one is taken."""
 
     examples: tuple[Example, ...] = ()
-    """Newest first: the first that the asked PyTorch can run is shown. Without any, no prompt asks for the language."""
+    """Newest first: prompts show the first that their PyTorch can run. Without any, no prompt requests the language."""
     imports: str = "torch"
     """Modules that an answer may import besides the standard library, as words."""
     compiled_by: Literal["load_inline", "asking", "calling"] | None = "load_inline"

@@ -125,10 +125,10 @@ def default_socket() -> Path:
     return (Path(runtime) / "kernelwright" if runtime else cache_root() / "service") / "socket"
 
 
-def job_request(problem: Problem, source: str, asks: dict[str, JsonValue], device: str | None) -> dict[str, Any]:
+def job_request(problem: Problem, source: str, overrides: dict[str, JsonValue], device: str | None) -> dict[str, Any]:
     """Return a job; without a device its source decides where it is judged. Surrogates are replaced."""
     record, text = problem.model_dump(mode="json"), source.encode(errors="replace").decode()
-    return {"record": record, "source": text, "settings": asks, "device": device}
+    return {"record": record, "source": text, "settings": overrides, "device": device}
 
 
 class ServiceClient:
@@ -245,14 +245,14 @@ class ServiceClient:
             raise RefusedJob(f"the service at {self.server} answered {answer.status} without a reason; see its log")
         if not answer.is_ours or (answer.status == 404 and not self._has_answered):
             raise ExecutorError(
-                f"what answers at {self.server} is no kernelwright service (status {answer.status}); check the address"
+                f"{self.server} is not a kernelwright service (status {answer.status}); check the address"
             )
         self._has_answered, self._is_reported = True, False
         if answer.status < 400:
             return answer
         said = answer.body["error"]
         if answer.status == 401:
-            raise ExecutorError(f"the service at {self.server} asks for its token; set {TOKEN}")
+            raise ExecutorError(f"the service at {self.server} needs its token; set {TOKEN}")
         if answer.status == 404:
             raise ExecutorError(
                 f"the service at {self.server} does not know what it is asked for ({said}); judge it again"
@@ -292,7 +292,7 @@ class RemoteExecutor:
 
     def __init__(self, settings: Settings, server: str) -> None:
         """Raises `ExecutorError` for settings that are the service's own to choose, and for a wrong address."""
-        self._asks = chosen_for_jobs(settings)
+        self._overrides = chosen_for_jobs(settings)
         self._place = "cuda" if settings.gpu else "cpu"
         self._client = ServiceClient(server)
         self.builders = 1
@@ -308,7 +308,7 @@ class RemoteExecutor:
             there = ", ".join(sorted(facts["devices"])) or "none"
             raise ExecutorError(f"the service at {self._client.server} has no {self._place}; it has: {there}")
         first, self.builders = devices[0], 2 * int(facts["room"][self._place])
-        asked = json.dumps(json.loads(first.conditions.settings) | self._asks, sort_keys=True)
+        asked = json.dumps(json.loads(first.conditions.settings) | self._overrides, sort_keys=True)
         conditions = first.conditions.model_copy(update={"settings": asked})
         return tuple(
             first.model_copy(update={"node": self._client.server, "ordinal": number, "conditions": conditions})
@@ -320,8 +320,8 @@ class RemoteExecutor:
 
     async def run(self, stage: Stage, work: Work, product: Product, device: Device) -> Answer:
         try:
-            request = job_request(work.problem, work.candidate.source, self._asks | work.asks, self._place)
-            own = {"stage": stage, "fresh": work.fresh, "effort": work.effort, "beat": work.beat}
+            request = job_request(work.problem, work.candidate.source, self._overrides | work.overrides, self._place)
+            own = {"stage": stage, "fresh": work.fresh, "effort": work.effort, "beat": work.best_speedup}
             job = await self._client.judge(request | own)
         except RefusedJob as error:
             return Answer(error=JobError(message=str(error)))

@@ -214,7 +214,7 @@ class Dispatcher:
 
     @property
     def _may_build(self) -> bool:
-        """Whether a build would disturb no timing.
+        """True where a build would disturb no timing.
 
         Where the two alternate, builds begin when nothing waits to be timed and go on while their results fit: at each
         change cores are idle, and the compiler's files have left the memory when the next builds begin.

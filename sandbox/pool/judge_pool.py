@@ -295,10 +295,10 @@ class JudgePool:
         self, service: ServiceClient, problem: Problem, source: str
     ) -> tuple[dict[str, Any] | None, str | None]:
         """Return the report, or why there is none. Without a device in the settings the service chooses it."""
-        asks = chosen_for_jobs(self.settings) if self.settings else {}
+        overrides = chosen_for_jobs(self.settings) if self.settings else {}
         named = self.settings is not None and "device" in self.settings.model_fields_set
         device = ("cuda" if self.settings.gpu else "cpu") if self.settings and named else None
-        job = await service.judge(job_request(problem, source, asks, device))
+        job = await service.judge(job_request(problem, source, overrides, device))
         why = (job["error"] or {}).get("message", "the job was cancelled") if job["report"] is None else None
         return job["report"], why
 

@@ -54,8 +54,8 @@ def within_memory(problem: Problem, work: Callable[[], R]) -> R:
 
 Key = tuple[str, JudgingEffort, str]
 """A problem's digest, the effort of its judgings, and the other settings that differ from the usual ones."""
-Asks = Mapping[str, JsonValue]
-USUAL: Asks = {}
+Overrides = Mapping[str, JsonValue]
+USUAL: Overrides = {}
 
 
 class _SharedJudge(Judge):
@@ -97,22 +97,22 @@ class Judges:
         candidate: Candidate,
         *,
         fresh: bool = False,
-        beat: float | None = None,
-        asks: Asks = USUAL,
+        best_speedup: float | None = None,
+        overrides: Overrides = USUAL,
     ) -> Verdict:
         """Return the verdict. The build comes from the store of finished builds, or is made here where that lacks it.
 
-        `fresh`: by references of its own, with seeds of their own. `beat`: see `Judge.evaluate`. `asks`: settings in
-        place of the usual ones, the effort among them.
+        `fresh`: by references of its own, with seeds of their own. `best_speedup`: see `Judge.evaluate`.
+        `overrides`: settings in place of the usual ones, the effort among them.
         """
-        settings = self._settings(asks)
+        settings = self._settings(overrides)
         if settings.effort != "screen":
-            self._forget((problem.digest, "screen", _text(asks)))
-        with self._work_on(problem, candidate, fresh, settings, asks) as judge:
+            self._forget((problem.digest, "screen", _text(overrides)))
+        with self._work_on(problem, candidate, fresh, settings, overrides) as judge:
             built = within_memory(problem, lambda: judge.build(candidate))
             try:
                 with self._device:
-                    return within_memory(problem, lambda: judge.evaluate(built, beat))
+                    return within_memory(problem, lambda: judge.evaluate(built, best_speedup))
             finally:
                 built.close()
 
@@ -123,8 +123,10 @@ class Judges:
             if question.stage == "build":
                 return self._built(work)
             effort = "screen" if question.stage == "check" else work.effort
-            asks = work.asks | ({} if effort is None else {"effort": effort})
-            verdict = self.judge(work.problem, work.candidate, fresh=work.fresh, beat=work.beat, asks=asks)
+            overrides = work.overrides | ({} if effort is None else {"effort": effort})
+            verdict = self.judge(
+                work.problem, work.candidate, fresh=work.fresh, best_speedup=work.best_speedup, overrides=overrides
+            )
             return Answer(verdict=verdict)
         except BrokenProblem as error:
             unsupported = isinstance(error, UnsupportedProblem)
@@ -136,7 +138,9 @@ class Judges:
             return Answer(error=JobError(message=why))
 
     def _built(self, work: Work) -> Answer:
-        with self._work_on(work.problem, work.candidate, False, self._settings(work.asks), work.asks) as judge:
+        with self._work_on(
+            work.problem, work.candidate, False, self._settings(work.overrides), work.overrides
+        ) as judge:
             built = within_memory(work.problem, lambda: judge.build(work.candidate, ahead=False))
             if built.failure is not None:
                 return Answer(verdict=judge.evaluate(built))
@@ -168,16 +172,16 @@ class Judges:
         if self._spare is not None:
             self._spare.close()
 
-    def _settings(self, asks: Asks) -> Settings:
-        chosen = Settings.model_validate(self.settings.model_dump() | dict(asks)) if asks else self.settings
+    def _settings(self, overrides: Overrides) -> Settings:
+        chosen = Settings.model_validate(self.settings.model_dump() | dict(overrides)) if overrides else self.settings
         return chosen.at(chosen.effort)
 
     @contextmanager
     def _work_on(
-        self, problem: Problem, candidate: Candidate, fresh: bool, settings: Settings, asks: Asks
+        self, problem: Problem, candidate: Candidate, fresh: bool, settings: Settings, overrides: Overrides
     ) -> Iterator[Judge]:
         require_tools(candidate.language)
-        key = None if fresh else (problem.digest, settings.effort, _text(asks))
+        key = None if fresh else (problem.digest, settings.effort, _text(overrides))
         judge, is_spoilt = self._taken(key, problem, settings), False
         try:
             self._start(judge)
@@ -245,5 +249,5 @@ class Judges:
             judge.backend.in_parallel([lambda: judge.reference, judge.spare.make])
 
 
-def _text(asks: Asks) -> str:
-    return json.dumps({name: value for name, value in asks.items() if name != "effort"}, sort_keys=True)
+def _text(overrides: Overrides) -> str:
+    return json.dumps({name: value for name, value in overrides.items() if name != "effort"}, sort_keys=True)

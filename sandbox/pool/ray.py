@@ -144,7 +144,7 @@ def require_token(environment: MutableMapping[str, str], token: Path | None) -> 
     Raises `ExecutorError` where that has happened without it.
     """
     if "ray" in sys.modules and environment.get(MODE) != "token":
-        raise ExecutorError("Ray was imported before it was told to ask for a token; set RAY_AUTH_MODE=token first")
+        raise ExecutorError("Ray was imported without token authentication; set RAY_AUTH_MODE=token first")
     environment[MODE] = "token"
     if token is not None:
         environment[TOKEN_PATH] = str(token)

@@ -35,8 +35,8 @@ SILENCE_S = 15.0
 """Seconds after which a stream shows that it is alive."""
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 SCHEMAS = "#/components/schemas/{model}"
-UNKNOWN = "there is no such job; its id is in the answer to POST /v1/jobs"
-INVALID = {422: "The request cannot be met; `error` says why."}
+UNKNOWN = "the job is not known; its id is in the answer to POST /v1/jobs"
+INVALID = {422: "The request is not valid; `error` says why."}
 FOUND = {200: "It is there.", 404: "There is none."} | INVALID
 OUTCOMES = ("passed", "failed", "error", "cancelled")
 STAGES = ("build", "check", "time")
@@ -176,7 +176,7 @@ def application(queue: JobQueue, texts: TextReaders, late: Counter[str]) -> Fast
             Draining: counted(503, "draining", "the service is about to end; ask again when it is back"),
             StoreError: counted(503, "store"),
             ClientDisconnect: counted(400, "half", "the request was not sent whole"),
-            404: lambda *_: refusal(404, "there is no such thing here; see /docs"),
+            404: lambda *_: refusal(404, "there is nothing at this path; see /docs"),
             405: lambda *_: refusal(405, "that is not done here; see /docs"),
         },
     )
@@ -264,7 +264,7 @@ def application(queue: JobQueue, texts: TextReaders, late: Counter[str]) -> Fast
 
     @app.get(
         "/healthz",
-        summary="Whether it takes jobs; asks for no token.",
+        summary="Whether it takes jobs; needs no token.",
         responses={503: {"description": "It does not."}},
     )
     async def health() -> Response:

@@ -42,7 +42,7 @@ class JobRequest(Record):
     dtype: Short | None = Field(default=None, description="Cast weights and floating inputs; default: as they are.")
     backward: bool = Field(default=False, description="Judge and time the gradients too.")
     source: Text = Field(description="The candidate: Python that defines ModelNew.")
-    device: PlaceName | None = Field(default=None, description="Default: what the source asks for.")
+    device: PlaceName | None = Field(default=None, description="Default: that of the source's language.")
     effort: JudgingEffort | None = Field(default=None, description="How sure the verdict has to be; default: rank.")
     beat: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="At effort `search`: the speedup of the best so far."
@@ -79,7 +79,9 @@ def read_request(text: str, places: Collection[PlaceName]) -> NewJob:
         problem = _problem(asked, size)
     except ProblemError as error:
         raise RequestError(str(error)) from None
-    work = Work(problem=problem, candidate=candidate, fresh=asked.fresh, beat=asked.beat, asks=_asks(asked))
+    work = Work(
+        problem=problem, candidate=candidate, fresh=asked.fresh, best_speedup=asked.beat, overrides=_overrides(asked)
+    )
     kept = work.model_dump_json()
     if Work.model_validate_json(kept) != work:  # JSON has no infinity, which a record's details may hold
         raise RequestError("the request holds a number that cannot be kept, such as Infinity; leave it out")
@@ -129,7 +131,7 @@ def _of_record(record: dict[str, JsonValue]) -> Problem:
         problem = Problem.model_validate(record)
     except ValidationError as error:
         fault = first_fault(error)
-        raise RequestError(f"`record` is no problem: {fault.key}: {fault.said}") from None
+        raise RequestError(f"`record` is not a problem: {fault.key}: {fault.said}") from None
     if len(problem.source) > LONGEST_TEXT:
         raise RequestError(f"`record` has a source of more than {LONGEST_TEXT} characters; send a shorter one")
     check_name(problem.name)
@@ -137,16 +139,16 @@ def _of_record(record: dict[str, JsonValue]) -> Problem:
     return problem
 
 
-def _asks(asked: JobRequest) -> dict[str, JsonValue]:
+def _overrides(asked: JobRequest) -> dict[str, JsonValue]:
     """Return the settings of the job that differ from the worker's."""
-    asks = asked.settings.model_dump(mode="json", exclude_none=True)
-    asks |= {} if asked.effort is None else {"effort": asked.effort}
+    overrides = asked.settings.model_dump(mode="json", exclude_none=True)
+    overrides |= {} if asked.effort is None else {"effort": asked.effort}
     try:
-        Settings.model_validate(asks)
+        Settings.model_validate(overrides)
     except ValidationError as error:
         fault = first_fault(error)
         raise RequestError(f"`settings`: {fault.key}: {fault.said}") from None
-    return asks
+    return overrides
 
 
 MODULE = "kernelwright.sandbox.service.requests"

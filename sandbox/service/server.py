@@ -133,7 +133,7 @@ class DeadlineProtocol(H11Protocol):
 class Guard:
     """Middleware that refuses requests without the token, or beyond those that are answered at the same time.
 
-    Where there is no token, it refuses requests for another host name, which a web page elsewhere could send. It
+    Without a token, it refuses requests for another host name, which a web page elsewhere could send. It
     receives the rest of the body of a refused request: a client that still sends would lose the answer.
     """
 
@@ -173,7 +173,7 @@ class Guard:
             kind, _, given = headers.get("authorization", "").partition(" ")
             # Of digests: the time of this shows nothing of the token, not even its length.
             if not hmac.compare_digest(_digest(given.strip().encode()), self._token) or kind.lower() != "bearer":
-                said = "this service asks for its token; send it as `Authorization: Bearer TOKEN`"
+                said = "this service needs its token; send it as `Authorization: Bearer TOKEN`"
                 return self._refused_for("token", 401, said, {"www-authenticate": "Bearer"})
         if self._hosts is not None and host_name(headers.get("host", "")) not in self._hosts:
             said = "this service has another name; use the one that it was started with"

@@ -34,7 +34,7 @@ NARROW = GOOD + '[values]\nwithout = ["all negative"]\n'
         (GOOD + '[tolerance]\nfactor = 100\nreason = " "\n', ["add its reason"]),
         ("family = 'toy'\ntitle\n", ["not valid TOML", "line 2, column 6"]),
         (GOOD.replace('title = "Doubling"', ""), ["'title' is missing"]),
-        ("colour = 1\n" + GOOD, ["unknown key 'colour'", "family, title, precision,"]),
+        ("colour = 1\n" + GOOD, ["unknown key 'colour'", "family, title, sizes"]),
         *(
             (GOOD + f'[tolerance]\n{name} = {value}\nreason = "r"\n', [f"tolerance.{name}"])
             for name in ("factor", "floor_ulp", "stated.max_atol", "stated.max_rtol")

@@ -3,10 +3,10 @@ import pytest
 from kernelwright.sandbox.authenticity.scan import refuse
 
 REFUSED = {
-    "a null byte": ("x = 1\ny = '\0'\n", r"line 2: Python text can not hold null bytes: y = '\x00'"),
+    "a null byte": ("x = 1\ny = '\0'\n", r"line 2: Python text cannot hold null bytes: y = '\x00'"),
     "a null byte at the end of a candidate": (
         "class ModelNew: pass\n\0",
-        r"line 2: Python text can not hold null bytes: \x00",
+        r"line 2: Python text cannot hold null bytes: \x00",
     ),
     "a syntax error": ("x = 1\nclass ModelNew(:\n", "line 2: invalid syntax: class ModelNew(:"),
     "a lone surrogate": ("x = '\ud800'", "the source can not be parsed: 'utf-8' codec can't encode"),

@@ -128,7 +128,7 @@ def without_tools(settings):
 def test_variants_are_screened_without_tools_and_all_else_with_what_was_chosen(monkeypatch):
     candidate = right(1).candidate
     with Judges(CHOSEN) as kept:
-        screened = screened_with(monkeypatch, lambda: kept.judge(SUM, candidate, asks={"effort": "screen"}))
+        screened = screened_with(monkeypatch, lambda: kept.judge(SUM, candidate, overrides={"effort": "screen"}))
     with Judges(CHOSEN) as kept:
         assert screened_with(monkeypatch, lambda: kept.judge(SUM, candidate)) == CHOSEN
     assert without_tools(screened)

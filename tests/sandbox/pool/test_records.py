@@ -8,7 +8,7 @@ import pytest
 from kernelwright.evals.score import Batch, CandidateFile, Collected, UnjudgedSource, interleaved
 from kernelwright.evals.verdict_store import VerdictStore
 from kernelwright.problems import Problem
-from kernelwright.sandbox.pool.executor import Answer, Conditions, ExecutorError
+from kernelwright.sandbox.pool.executor import Answer, Conditions, ExecutorError, Work
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from tests.support.runs import failed, judgement, passed
 
@@ -101,3 +101,11 @@ def test_what_failed_before_anybody_looked_at_the_problem_comes_back_from_a_work
     verdict = verdict.model_copy(update={"evidence": verdict.evidence.model_copy(update={"problem_status": None})})
     told = Answer(verdict=verdict).model_dump(mode="json", exclude_none=True)  # as a worker tells it
     assert Answer.model_validate(told) == Answer(verdict=verdict)
+
+
+def test_a_job_that_an_earlier_version_stored_is_read():
+    stored = {"problem": PROBLEM.model_dump(), "candidate": {"source": "x"}, "beat": 2.0, "asks": {"effort": "search"}}
+    assert (Work.model_validate(stored).best_speedup, Work.model_validate(stored).overrides) == (
+        2.0,
+        {"effort": "search"},
+    )

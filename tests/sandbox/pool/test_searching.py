@@ -95,7 +95,7 @@ def test_pytorch_is_measured_by_one_screening_of_the_reference_whatever_candidat
     executor = Noting()
     assert measured(executor, PROBLEM.model_copy(update={"operators": "custom-only"})) == VERDICT
     ((stage, work),) = executor.asked
-    assert (stage, work.effort, work.asks) == ("time", "screen", {})
+    assert (stage, work.effort, work.overrides) == ("time", "screen", {})
     assert work.candidate.source == "p\n\nModelNew = Model\n"
     assert work.problem == PROBLEM  # whose policy is `any`
     assert executor.released == [work.problem]
@@ -105,8 +105,8 @@ def test_where_torch_compile_is_a_baseline_it_is_measured_too_and_as_briefly():
     executor = Noting()
     measured(executor, compiled=("default", "max-autotune"))
     ((_, work),) = executor.asked
-    assert JobSettings.model_validate(work.asks).compiled == ("default", "max-autotune"), "a service takes it too"
-    settings = Settings.model_validate(Settings().model_dump() | work.asks)
+    assert JobSettings.model_validate(work.overrides).compiled == ("default", "max-autotune"), "a service takes it too"
+    settings = Settings.model_validate(Settings().model_dump() | work.overrides)
     settings = settings.at(settings.effort)
     assert settings.compiled == ("default", "max-autotune")
     screening = Settings().at("screen")

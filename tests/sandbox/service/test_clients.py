@@ -79,7 +79,7 @@ def test_a_refusal_reaches_a_client_that_still_sends(service, tmp_path):
     with pytest.raises(RefusedJob, match="larger than"):
         asyncio.run(ServiceClient(address(service)).judge(large))
     with listening(tmp_path, token="a-token-of-the-test") as guarded:
-        with pytest.raises(ExecutorError, match="asks for its token"):
+        with pytest.raises(ExecutorError, match="token"):
             asyncio.run(ServiceClient(address(guarded)).judge(large))
         assert not guarded.late
 
