@@ -40,7 +40,7 @@ from kernelwright.sandbox.timing.samples import PLACEBO, PairedSamples
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.gpu_timing import ClockCheck, DeviceRecord
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright.sandbox.verdict.statistics import KnownSpread
+from kernelwright.sandbox.verdict.statistics import KnownSpread, spread_of_launches
 from kernelwright.sandbox.verdict.verdicts import EAGER, Measurement
 
 CANDIDATE = "candidate"
@@ -67,6 +67,8 @@ CALL_S, OWN_S = 10.0, 15.0
 there is: others wait for the device."""
 SAMPLED, MOVED_SHARE = 4096, 0.1
 """Elements of a result that are looked up among the inputs, and how many of them may be there every time."""
+PART = 2**24
+"""Elements of an input that are looked through at a time: their places take 128 MiB."""
 
 
 class DeviceSamples(PairedSamples):
@@ -121,6 +123,8 @@ class DeviceSamples(PairedSamples):
         check = self.check
         self.candidate = list(check.supported(self.reported))
         found = super().measurement(settings)
+        sides = {CANDIDATE: found.candidate_ms, found.closest.baseline: statistics.median(found.closest.baseline_ms)}
+        loads = [(statistics.median(self.host_ms.get(side) or [0.0]), gpu_ms) for side, gpu_ms in sides.items()]
         facts = self._device.clocks.facts()
         device_ms = {name: tuple(times) for name, times in self.baselines.items()} | {CANDIDATE: tuple(self.reported)}
         if self.placebo:
@@ -142,7 +146,13 @@ class DeviceSamples(PairedSamples):
             errors=self.errors,
         )
         return found.model_copy(
-            update={"clock": "gpu", "on_device": record, "less_accurate": self.less_accurate, "protocol_ms": ()}
+            update={
+                "clock": "gpu",
+                "on_device": record,
+                "less_accurate": self.less_accurate,
+                "protocol_ms": (),
+                "known_spread": spread_of_launches(self.known_spread, loads),
+            }
         )
 
 
@@ -507,9 +517,19 @@ def moves_data(inputs: Sequence[Values], outputs: Sequence[Values]) -> bool:
             found = torch.zeros_like(sample, dtype=torch.bool)
             for one in there:
                 if one.dtype == sample.dtype:
-                    found |= torch.isin(sample, one)
+                    found |= is_among(sample, one)
             moved[number] = moved.get(number, True) & (found & (sample != 0))
     return any(float(found.float().mean()) > MOVED_SHARE for found in moved.values())
+
+
+def is_among(sample: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """`torch.isin` of a small sample in any number of words: without sorting these, and beyond 2^31 of them."""
+    ordered = sample.unique()
+    hit = torch.zeros_like(ordered, dtype=torch.bool)
+    for part in words.split(PART):
+        places = torch.searchsorted(ordered, part).clamp_(max=len(ordered) - 1)
+        hit[places[ordered[places] == part]] = True
+    return hit[torch.searchsorted(ordered, sample)]
 
 
 def _words_of(raw: RawTensor) -> torch.Tensor:

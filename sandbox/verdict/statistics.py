@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -131,6 +131,25 @@ def known_spread(
     degrees = assumed + worth
     sd = math.sqrt((assumed * unknown**2 + worth * seen**2) / degrees)
     return KnownSpread(sd=max(least, sd), degrees=degrees, looks=looks, least=least)
+
+
+SMALL_SPREAD, SMALL_DEGREES = 0.075, 5
+"""Five worker pairs of 1,500 kernels of 2 us, the same program on both sides, spread by 0.077 on an H200: how fast a
+device starts kernels differs from process to process."""
+SMALL_HOST_MS, SMALL_RATIO = 0.1, 3.0
+"""A call that takes longer than this to issue, and this many times longer than to run, consists of such kernels."""
+
+
+def spread_of_launches(known: KnownSpread | None, sides: Iterable[tuple[float, float]]) -> KnownSpread | None:
+    """Raise what is known where one of the programs compared consists of many small kernels.
+
+    `sides` holds host time and GPU time of each program, in ms.
+    """
+    if known is None or known.sd >= SMALL_SPREAD:
+        return known
+    if not any(host_ms > max(SMALL_HOST_MS, SMALL_RATIO * gpu_ms) for host_ms, gpu_ms in sides):
+        return known
+    return known.model_copy(update={"sd": SMALL_SPREAD, "degrees": SMALL_DEGREES})
 
 
 def worker_interval(

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from kernelwright.sandbox.gpu_timing import moves_data
+from kernelwright.sandbox import gpu_timing
+from kernelwright.sandbox.gpu_timing import is_among, moves_data
 from kernelwright.sandbox.tensors import RawTensor, Values
 
 PROGRAMS = {
@@ -27,3 +28,11 @@ def test_moved_data_is_told_from_computed(name, dtype):
         return Values({"l": []}, tuple(RawTensor.of(tensor) for tensor in tensors))
 
     assert moves_data([values([x]) for x in inputs], [values(program(x)) for x in inputs]) is moved
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_a_sample_is_looked_up_part_by_part(monkeypatch, dtype):
+    monkeypatch.setattr(gpu_timing, "PART", 100)
+    sample, words = torch.randint(200, (50,)).to(dtype), torch.randint(90, (1001,)).to(dtype)
+    assert torch.equal(is_among(sample, words), torch.isin(sample, words))
+    assert not is_among(sample, words[:0]).any()

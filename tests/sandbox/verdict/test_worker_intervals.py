@@ -12,6 +12,7 @@ from kernelwright.sandbox.verdict.statistics import (
     WRONG,
     KnownSpread,
     known_spread,
+    spread_of_launches,
     student,
     worker_interval,
 )
@@ -240,3 +241,20 @@ def test_an_hour_of_a_busy_machine_does_not_widen_all_that_follows():
 )
 def test_the_points_of_students_t_are_those_of_the_tables(probability, degrees, point):
     assert student(probability, degrees) == pytest.approx(point, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sides", "raised"),
+    [
+        ([(17.0, 2.8), (0.02, 3.0)], True),  # 1,500 kernels against a graph of them
+        ([(0.02, 3.0), (17.0, 2.8)], True),
+        ([(0.02, 0.004), (0.03, 0.005)], False),  # one short kernel each
+        ([(5.0, 3.0), (4.0, 3.0)], False),  # the host is late, the kernels are long
+    ],
+)
+def test_programs_of_many_small_kernels_differ_more_from_process_to_process(sides, raised):
+    known = KnownSpread(sd=0.007, degrees=4, looks=2, least=0.005)
+    wider = spread_of_launches(known, sides)
+    assert (wider.sd > known.sd) is raised
+    once = worker_interval([3.09] * 4, [2.75] * 4, [0] * 4, wider)
+    assert (once.low < 1) is raised
