@@ -524,9 +524,9 @@ def moves_data(inputs: Sequence[Values], outputs: Sequence[Values]) -> bool:
 
 def is_among(sample: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
     """`torch.isin` of a small sample in any number of words: without sorting these, and beyond 2^31 of them."""
-    ordered = sample.unique()
+    ordered: torch.Tensor = torch.unique(sample)
     hit = torch.zeros_like(ordered, dtype=torch.bool)
-    for part in words.split(PART):
+    for part in torch.split(words, PART):
         places = torch.searchsorted(ordered, part).clamp_(max=len(ordered) - 1)
         hit[places[ordered[places] == part]] = True
     return hit[torch.searchsorted(ordered, sample)]
