@@ -27,7 +27,7 @@ from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.problems.formats import SEPARATOR, read_collection
 from kernelwright.sandbox.jail.zygote import keep_freed_memory
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.timing.samples import PLACEBO
+from kernelwright.sandbox.timing.baseline_facts import PLACEBO
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import EAGER, Candidate, Passed, Verdict
 from kernelwright_child import driver

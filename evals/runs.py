@@ -30,7 +30,7 @@ from kernelwright.problems.languages import TARGETS
 from kernelwright.problems.problem import Record, first_fault
 from kernelwright.prompts import Brief, Parent, Prompt, Role, Target, TargetVersions, device_sheet, render
 from kernelwright.prompts.brief import Baselines
-from kernelwright.sandbox.judge.given import GivenProblem, checked_problems
+from kernelwright.sandbox.authenticity.scan import GivenProblem, checked_problems
 from kernelwright.sandbox.machine import require_tools, versions
 from kernelwright.sandbox.pool.judge_pool import Where, as_far_as_there, settled
 from kernelwright.sandbox.storage import Store

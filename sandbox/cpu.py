@@ -23,9 +23,7 @@ class CpuBackend(Backend):
         """Start a reference of its own; a compiled one has compiled. Close it."""
         if form.compiled is None:
             return self._open_reference(problem, form)
-        return compiled_reference(
-            problem, self.settings, form, lambda folder: self._open_reference(problem, form, folder)
-        )
+        return compiled_reference(problem, self, form, lambda folder: self._open_reference(problem, form, folder))
 
     def _open_reference(self, problem: Problem, form: Form, folder: WorkFolder | None = None) -> ReferenceSession:
         return ReferenceSession(problem, self, form, folder)

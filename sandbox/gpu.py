@@ -1,12 +1,15 @@
 """Judging on a GPU: one device for one judge at a time, under its lock."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from typing import TypeVar
 
 import torch
 
 from kernelwright.problems import Problem
+from kernelwright.sandbox.calls.backend import DeviceVersions
 from kernelwright.sandbox.calls.gpu_buffers import OUT_OF_MEMORY, free_cached_memory
 from kernelwright.sandbox.calls.gpu_device import CudaDevice, device_of
 from kernelwright.sandbox.calls.gpu_reference import GpuReference
@@ -20,15 +23,18 @@ from kernelwright.sandbox.gpu_tools import Subject, looked_at
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.locks import PATIENT, WaitLimit, processor_lock
+from kernelwright.sandbox.machine import versions
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.gpu_baselines import GpuBaselines
 from kernelwright.sandbox.timing.paired import Timing
-from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedHere
+from kernelwright.sandbox.verdict.errors import MachineError, StageFailed, UnsupportedHere
 from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.statistics import GPU_LEAST, GPU_UNKNOWN
 from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child.driver import CudaError
 
+LOG = logging.getLogger("kernelwright.sandbox.judge")
 AHEAD = 2
 """Workers that are started together, what most verdicts need. Only the first gets ready before it is due: the driver
 makes contexts one after the other, half a second each, however many wait for theirs, and what is wrong needs but one.
@@ -45,6 +51,7 @@ class GpuBackend(CpuBackend):
     most_parallel = None
     import_wall = 1  # others wait for the device
     measures_peaks_first = True
+    unknown_spread, least_spread = GPU_UNKNOWN, GPU_LEAST
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -56,6 +63,17 @@ class GpuBackend(CpuBackend):
     def device(self) -> CudaDevice:
         """Opened when first needed."""
         return device_of(self.settings)
+
+    @cached_property
+    def place(self) -> DeviceVersions | None:
+        try:
+            device = self.device
+        except MachineError as error:
+            LOG.info("no fact of this device is stored, since it cannot be named: %s", error)
+            return None
+        facts = device.clocks.facts()
+        found = {"architecture": device.architecture, "cuda": str(torch.version.cuda)}
+        return DeviceVersions(device.name, versions() | found | {"driver": facts.driver if facts else ""})
 
     @property
     def architecture(self) -> str:
@@ -146,3 +164,8 @@ class GpuBackend(CpuBackend):
 
     def release_memory(self) -> None:
         self.free_device_memory()
+
+
+def backend_of(settings: Settings) -> CpuBackend:
+    """Return what judges under these settings: the one place where it is chosen."""
+    return GpuBackend(settings) if settings.gpu else CpuBackend(settings)

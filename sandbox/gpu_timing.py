@@ -33,10 +33,10 @@ from kernelwright.sandbox.calls.timeouts import FirstCallTimeout
 from kernelwright.sandbox.clocks import ClockSample, steady
 from kernelwright.sandbox.correctness.checks import Call
 from kernelwright.sandbox.tensors import RawTensor, Values
+from kernelwright.sandbox.timing.baseline_facts import PLACEBO
 from kernelwright.sandbox.timing.baselines import OtherBaseline
 from kernelwright.sandbox.timing.gpu_baselines import GpuBaselines
-from kernelwright.sandbox.timing.paired import Timing
-from kernelwright.sandbox.timing.samples import PLACEBO, PairedSamples
+from kernelwright.sandbox.timing.paired import PairedSamples, Timing
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.gpu_timing import ClockCheck, DeviceRecord
 from kernelwright.sandbox.verdict.settings import Settings

@@ -36,7 +36,7 @@ TEXTS = frozenset({"catalog", "examples"})
 CORPORA = frozenset({"hostile", "honest", "gpu"})
 """Folders of tests whose size has no budget: candidates that are judged."""
 
-BACKENDS = frozenset({"cpu.py", "gpu.py", "backends.py"})
+BACKENDS = frozenset({"cpu.py", "gpu.py"})
 """Where the device may be asked for; `gpu_*.py` is of a device alone."""
 BRANCH = re.compile(
     r"""\.gpu\b|\bis_cuda\b|(?:==|!=|\bin) \(?["'](?:cpu|cuda)["']|isinstance\([^)]*(?:Gpu|Session|Backend)"""

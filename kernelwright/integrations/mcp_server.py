@@ -26,8 +26,7 @@ from kernelwright.problems.problem import first_fault
 from kernelwright.problems.source import reading_below
 from kernelwright.prompts import Target
 from kernelwright.prompts.rendering import fenced, trimmed
-from kernelwright.sandbox.authenticity.scan import candidate_of
-from kernelwright.sandbox.judge.given import is_file_name, shown
+from kernelwright.sandbox.authenticity.scan import candidate_of, is_file_name, shown
 from kernelwright.sandbox.machine import needs_device
 from kernelwright.sandbox.pool.executor import ExecutorError
 from kernelwright.sandbox.pool.judge_pool import JudgePool, JudgingError

@@ -19,7 +19,7 @@ from kernelwright.integrations.scoring import CompletionScorer
 from kernelwright.problems import catalog_names
 from kernelwright.problems.problem import LibraryMissing
 from kernelwright.prompts import Target
-from kernelwright.sandbox.judge.given import GivenProblem, checked_problems
+from kernelwright.sandbox.authenticity.scan import GivenProblem, checked_problems
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child.driver import device_count
 

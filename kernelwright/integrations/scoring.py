@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from kernelwright.agent.replies import NotExtracted, extract
 from kernelwright.integrations.reward import USUAL, Reward, RewardTerms, feedback, reward
 from kernelwright.problems import Problem, catalog_names, load_problem
-from kernelwright.sandbox.judge.given import GivenProblem, checked_problem, checked_problems, listed, shown
+from kernelwright.sandbox.authenticity.scan import GivenProblem, checked_problem, checked_problems, listed, shown
 from kernelwright.sandbox.pool.client import SERVER
 from kernelwright.sandbox.pool.judge_pool import Judged, JudgePool, JudgingError
 from kernelwright.sandbox.verdict.settings import Settings

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kernelwright.integrations.scoring import Completion, CompletionScorer
-from kernelwright.sandbox.judge.given import GivenProblem
+from kernelwright.sandbox.authenticity.scan import GivenProblem
 
 
 class KernelReward:

@@ -18,7 +18,7 @@ from kernelwright.problems.problem import ProblemError, Record
 from kernelwright.programs.record import svg
 from kernelwright.sandbox.locks import processor_lock
 from kernelwright.sandbox.machine import device_name, versions
-from kernelwright.sandbox.timing.samples import PLACEBO
+from kernelwright.sandbox.timing.baseline_facts import PLACEBO
 from kernelwright.sandbox.verdict.report import ratio_words
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, Measurement, Pairing, TimingClock
 

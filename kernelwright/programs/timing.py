@@ -26,8 +26,8 @@ from kernelwright.programs.watching import timed
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch
 from kernelwright.sandbox.correctness.distance import measure
 from kernelwright.sandbox.tensors import RawTensor, Values
+from kernelwright.sandbox.timing.baseline_facts import PLACEBO
 from kernelwright.sandbox.timing.paired import BACKWARDS
-from kernelwright.sandbox.timing.samples import PLACEBO
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED
 
 SEED = 0

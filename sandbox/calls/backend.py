@@ -3,17 +3,28 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.calls.timeouts import WALL
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.locks import PATIENT, WaitLimit, processor_lock
+from kernelwright.sandbox.machine import processor_name, versions
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.statistics import LEAST, UNKNOWN
 from kernelwright.sandbox.workfolder import WorkFolder
 
 Made = TypeVar("Made")
+
+
+class DeviceVersions(NamedTuple):
+    """Equal where times can be compared."""
+
+    device: str
+    """A GPU by its name; a processor by its name and the number of threads."""
+    versions: dict[str, str]
 
 
 class Backend:
@@ -27,6 +38,8 @@ class Backend:
     """References that start at a time: more would only wait for each other's memory. None for all."""
     certain_bytes = CERTAIN_BYTES
     """Inputs below this are no reason to plan a call's memory before one; 0 to plan it whatever the inputs."""
+    unknown_spread, least_spread = UNKNOWN, LEAST
+    """The spread between worker pairs that is assumed before any is known, and the least that is ever assumed."""
     import_wall = WALL
     """An import may take this many times its limit by the wall clock."""
 
@@ -36,6 +49,11 @@ class Backend:
         """Threads that compute during a timing."""
         self.worker_cores = list(settings.cores[: settings.threads])
         """Cores of the processor that a worker may use."""
+
+    @cached_property
+    def place(self) -> DeviceVersions | None:
+        """The device and the versions that times depend on; None where the device cannot be named."""
+        return DeviceVersions(f"{processor_name()}, {self.settings.threads} threads", versions())
 
     @property
     def architecture(self) -> str:

@@ -262,7 +262,7 @@ def _differences(
 ) -> Iterator[tuple[slice, list[torch.Tensor]]]:
     """Pieces of this many rows: which rows, the others less `want`, and `want`, in float64 and free to be changed."""
     matrices = [tensor.reshape(rows, -1) for tensor in (*others, want)]
-    for part, columns in _pieces(rows, matrices[0].shape[1], DEVICE_PIECE if want.is_cuda else PIECE):
+    for part, columns in _pieces(rows, matrices[0].shape[1], _piece_of(want)):
         # Copies, since what is float64 already would be changed itself.
         *theirs, exact = (matrix[part, columns].to(torch.float64, copy=True) for matrix in matrices)
         if settle is not None:
@@ -274,9 +274,13 @@ def _differences(
 def _flat_pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """The same elements of all of them, piece after piece; those of a contiguous tensor are a view of it."""
     flat = [tensor.reshape(-1) for tensor in tensors]
-    piece = DEVICE_PIECE if flat[0].is_cuda else PIECE
+    piece = _piece_of(flat[0])
     for start in range(0, flat[0].numel(), piece):
         yield tuple(tensor[start : start + piece] for tensor in flat)
+
+
+def _piece_of(tensor: torch.Tensor) -> int:
+    return DEVICE_PIECE if tensor.is_cuda else PIECE
 
 
 def _pieces(rows: int, width: int, piece: int) -> Iterator[tuple[slice, slice]]:

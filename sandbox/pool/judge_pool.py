@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record
-from kernelwright.sandbox.judge.given import (
+from kernelwright.sandbox.authenticity.scan import (
     GivenProblem,
     GivenSource,
     Pair,

@@ -2,15 +2,18 @@
 
 import datetime
 import hashlib
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record
+from kernelwright.sandbox.calls.backend import Backend, DeviceVersions
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Timed
 from kernelwright.sandbox.correctness.compare import (
@@ -23,12 +26,10 @@ from kernelwright.sandbox.correctness.compare import (
     tolerance_of,
 )
 from kernelwright.sandbox.correctness.families import DRAWN, Domain, vary
-from kernelwright.sandbox.machine import cpu_facts, processor_name, versions
+from kernelwright.sandbox.machine import cpu_facts
 from kernelwright.sandbox.storage import Store, baseline_key
 from kernelwright.sandbox.tensors import Values
-from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright.sandbox.verdict.statistics import ratio_interval
+from kernelwright.sandbox.verdict.statistics import KnownSpread, known_spread, ratio_interval
 from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
 
 
@@ -75,45 +76,10 @@ KIND_OF_PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "flags", "F
 """Lines of /proc/cpuinfo that say what code a processor can run."""
 
 
-class DeviceVersions(NamedTuple):
-    """Equal where times can be compared."""
-
-    device: str
-    """A GPU by its name; a processor by its name and the number of threads."""
-    versions: dict[str, str]
-
-
-def place_of(settings: Settings) -> DeviceVersions:
-    """Name the device and versions of these settings. Raises `MachineError` where a GPU is wanted and there is none."""
-    if settings.gpu:
-        device, more = _device(settings.ordinal)
-        return DeviceVersions(device, versions() | dict(more))
-    return DeviceVersions(f"{processor_name()}, {settings.threads} threads", versions())
-
-
 def processor_kind() -> str:
     """A digest that differs between processors that may need other code."""
     facts = [f"{name}={cpu_facts().get(name, '')}" for name in KIND_OF_PROCESSOR]
     return hashlib.sha256("\n".join([*facts, os.uname().machine]).encode()).hexdigest()
-
-
-@cache
-def _device(ordinal: int) -> tuple[str, tuple[tuple[str, str], ...]]:
-    import torch
-
-    from kernelwright.sandbox.calls.gpu_device import device_of
-    from kernelwright.sandbox.clocks import Clocks
-
-    device = device_of(Settings(device=f"cuda:{ordinal}"))
-    clocks = Clocks(device.uuid)
-    facts = clocks.facts()
-    clocks.close()
-    found = {
-        "architecture": device.architecture,
-        "cuda": str(torch.version.cuda),
-        "driver": facts.driver if facts else "",
-    }
-    return device.name, tuple(found.items())
 
 
 QUICK = 12
@@ -145,14 +111,11 @@ class BaselineTimes:
         self._digest = problem.digest
         self._store = store or Store(f"baselines/{problem.digest}")
 
-    def keep(self, measurement: Measurement, settings: Settings) -> None:
-        """Keep the medians of a measurement that the placebo does not speak against."""
+    def keep(self, measurement: Measurement, place: DeviceVersions) -> None:
+        """Keep the medians of a measurement, unless its placebo shows a noisy machine."""
         if not measurement.is_steady:
             return
-        try:
-            device, versions = place_of(settings)
-        except MachineError:
-            return
+        device, versions = place
         for pairing in measurement.pairings:
             key = baseline_key(self._digest, device, versions, pairing.baseline)
             if len(pairing.baseline_ms) < QUICK and self._store.get(key) is not None:
@@ -201,3 +164,49 @@ def in_words(times: list[BaselineTime]) -> list[str]:
 def _listed(times: list[BaselineTime]) -> str:
     listed = ", ".join(f"{time.baseline} {time.median_ms:#.3g} ms" for time in times)
     return f"{listed}; measured {max(time.measured_at for time in times)[:10]}"
+
+
+PLACEBO = "eager again"
+KEPT, KEPT_OF_ALL = 32, 96
+"""The latest ratios of one problem, and of all together; older ones are of a machine as it was."""
+ALL = "*"
+"""In place of a problem's digest: of all problems."""
+
+
+class Spreads:
+    """Differences between worker pairs of one problem; nothing is kept where the device cannot be named."""
+
+    def __init__(self, problem: Problem, backend: Backend, store: Store | None = None) -> None:
+        self._problem, self._backend = problem, backend
+        self._store = store or Store("spreads")
+
+    def known(self) -> KnownSpread:
+        """The expected spread between worker pairs."""
+        own, others = self._ratios(self._problem.digest), self._ratios(ALL)
+        backend = self._backend
+        looks = backend.settings.worker_pairs
+        return known_spread(own, looks, others, backend.unknown_spread, backend.least_spread)
+
+    def keep(self, ratios: Sequence[float]) -> None:
+        """Keep logarithms of ratios, each of two processes that have not been compared before."""
+        for problem, most in ((self._problem.digest, KEPT), (ALL, KEPT_OF_ALL)):
+            if ratios and (place := self._backend.place) is not None:
+                key = baseline_key(problem, *place, PLACEBO)
+                self._store.put(key, [*self._ratios(problem), *ratios][-most:])
+
+    def _ratios(self, problem: str) -> list[float]:
+        place = self._backend.place
+        found = self._store.get(baseline_key(problem, *place, PLACEBO)) if place is not None else None
+        if not isinstance(found, list):
+            return []
+        return [ratio for ratio in found if isinstance(ratio, float) and math.isfinite(ratio)]
+
+
+def by_worker(placebo: Pairing | None) -> dict[int, float]:
+    """The median log ratio of each worker pair of a placebo."""
+    logs: dict[int, list[float]] = {}
+    for number, one, other in (
+        zip(placebo.workers, placebo.baseline_ms, placebo.candidate_ms, strict=True) if placebo else ()
+    ):
+        logs.setdefault(number, []).append(math.log(one / other))
+    return {number: statistics.median(found) for number, found in logs.items()}

@@ -20,12 +20,7 @@ from kernelwright.sandbox.correctness.families import FAMILIES, Domain
 from kernelwright.sandbox.jail.zygote import ZYGOTES
 from kernelwright.sandbox.storage import Bounds, FolderStore, Store, digest_of, status_key
 from kernelwright.sandbox.tensors import Values
-from kernelwright.sandbox.timing.baseline_facts import (
-    BaselineTimes,
-    place_of,
-    processor_kind,
-)
-from kernelwright.sandbox.timing.samples import Spreads, by_worker
+from kernelwright.sandbox.timing.baseline_facts import BaselineTimes, Spreads, by_worker, processor_kind
 from kernelwright.sandbox.toolchain import require_python_header
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
 from kernelwright.sandbox.verdict.memory import free_bytes
@@ -79,10 +74,15 @@ class CompiledStore(FolderStore):
         super().__init__("compiled", limit_bytes, BOUNDS)
 
     @staticmethod
-    def key(problem: Problem, settings: Settings, mode: CompileMode, precision: Precision = "strict") -> str:
-        """Problem, device, versions, mode; and the number of threads, which is written into code for processors."""
-        place, baseline = place_of(settings), Form(mode, precision=precision).baseline
-        facts = [FORMAT, problem.digest, baseline, str(settings.threads), processor_kind(), place.device]
+    def key(problem: Problem, backend: Backend, mode: CompileMode, precision: Precision = "strict") -> str:
+        """Problem, device, versions, mode; and the number of threads, which is written into code for processors.
+
+        Raises `MachineError` where the device cannot be named.
+        """
+        place, baseline = backend.place, Form(mode, precision=precision).baseline
+        if place is None:
+            raise MachineError("the device cannot be named; see `kernelwright doctor`")
+        facts = [FORMAT, problem.digest, baseline, str(backend.settings.threads), processor_kind(), place.device]
         return digest_of(facts + [f"{name}={value}" for name, value in sorted(place.versions.items())])
 
 
@@ -92,7 +92,7 @@ def begin_compiler(settings: Settings) -> None:
 
 
 def compiled_reference(
-    problem: Problem, settings: Settings, form: Form, start: Callable[[WorkFolder], Reference]
+    problem: Problem, backend: Backend, form: Form, start: Callable[[WorkFolder], Reference]
 ) -> Reference:
     """Start the reference of a compiled form; it has compiled, or found what was compiled before.
 
@@ -101,7 +101,7 @@ def compiled_reference(
     require_python_header("torch.compile")
     assert form.compiled is not None
     store, folder = CompiledStore(), CompilerFolder()
-    key = store.key(problem, settings, form.compiled, form.precision)
+    key = store.key(problem, backend, form.compiled, form.precision)
     store.restore(key, folder.compiler)
     session = start(folder)
     try:
@@ -165,7 +165,7 @@ class Baselines:
         """Whether the reference draws in `forward`, so that both sides are seeded alike before each call."""
         self._choosing = threading.Lock()
         self._closed = False
-        self._spreads = Spreads(problem, backend.settings)
+        self._spreads = Spreads(problem, backend)
         self._compared: set[frozenset[int]] = set()
         """Pairs of processes whose ratio is kept already."""
         self._candidates = 0
@@ -309,7 +309,7 @@ class Baselines:
         if form not in self._others:
             if form.compiled is not None:
                 start = partial(self._open, form)
-                self._others[form] = compiled_reference(self.problem, self._settings, form, start)
+                self._others[form] = compiled_reference(self.problem, self.backend, form, start)
             else:
                 self._others[form] = found = self._open(form)
                 found.call_ms(found.draw())
@@ -353,7 +353,8 @@ class Baselines:
 
     def remember(self, measurement: Measurement) -> None:
         """Keep what each of them took, for tables, and how far they are apart."""
-        BaselineTimes(self.problem).keep(measurement, self._settings)
+        if self.backend.place is not None:
+            BaselineTimes(self.problem).keep(measurement, self.backend.place)
         ratios = {
             frozenset((self._index(number), self._index(number + 1))): ratio
             for number, ratio in by_worker(measurement.placebo).items()

@@ -12,9 +12,9 @@ from kernelwright.sandbox.calls.memory_planning import ON_DEVICE, Needs, holds_a
 from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
 from kernelwright.sandbox.calls.sessions import Timed
 from kernelwright.sandbox.correctness.compare import IEEE, Shares, are_within
-from kernelwright.sandbox.storage import Store, baseline_key
+from kernelwright.sandbox.storage import Key, Store, baseline_key
 from kernelwright.sandbox.tensors import Values
-from kernelwright.sandbox.timing.baseline_facts import BaselineErrors, accuracy_of, place_of
+from kernelwright.sandbox.timing.baseline_facts import BaselineErrors, accuracy_of
 from kernelwright.sandbox.timing.baselines import PERMITTING, Baselines, OtherBaseline, begin_compiler
 from kernelwright.sandbox.verdict.settings import Accuracy
 from kernelwright.sandbox.workfolder import WorkFolder
@@ -90,15 +90,18 @@ class GpuBaselines(Baselines):
         return {name: one.errors for name, one in found.items()}, tuple(less)
 
     def _known_errors(self, name: str) -> BaselineErrors | None:
-        found = Store("baseline-accuracy").get(baseline_key(self.problem.digest, *place_of(self._settings), name))
+        found = Store("baseline-accuracy").get(self._errors_key(name))
         return None if found is None else BaselineErrors(*found)
+
+    def _errors_key(self, name: str) -> Key:
+        assert self.backend.place is not None, "who judges on a device has opened it"
+        return baseline_key(self.problem.digest, *self.backend.place, name)
 
     def _found_errors(self, others: Sequence[OtherBaseline], eager: GpuReference) -> dict[str, BaselineErrors]:
         calls = {one.name: partial(_called, one) for one in others}
         found = accuracy_of(calls, eager, self.domain) if others else {}
         for name, errors in found.items():
-            key = baseline_key(self.problem.digest, *place_of(self._settings), name)
-            Store("baseline-accuracy").put(key, errors)
+            Store("baseline-accuracy").put(self._errors_key(name), errors)
         return found
 
     def allowed(self, accuracy: Accuracy, find: bool = True) -> Shares | None:

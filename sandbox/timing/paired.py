@@ -1,10 +1,11 @@
 """Paired timing: a candidate's worker and its baselines alternately on the same fresh values, every output checked."""
 
 import itertools
+import math
 import random
 import secrets
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,9 +18,11 @@ from kernelwright.sandbox.correctness.checks import Call, Cases, Trial
 from kernelwright.sandbox.correctness.compare import IEEE
 from kernelwright.sandbox.correctness.families import DRAWN, schedule, vary
 from kernelwright.sandbox.tensors import Values
+from kernelwright.sandbox.timing.baseline_facts import PLACEBO
 from kernelwright.sandbox.timing.baselines import Baselines
-from kernelwright.sandbox.timing.samples import EFFORT, PairedSamples, is_clearly_slower, is_enough_to_choose
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.statistics import KnownSpread
+from kernelwright.sandbox.verdict.verdicts import NOISE_LIMIT, SAME_WITHIN, Measurement, Pairing
 
 
 class Source(NamedTuple):
@@ -142,6 +145,110 @@ def in_background(work: Callable[[], object], beside: bool = True) -> Iterator[N
     future.result()
 
 
+class PairedSamples:
+    """Measurements of one candidate so far; all times in ms, sample i of all lists on the same values."""
+
+    def __init__(self, known_spread: KnownSpread | None = None) -> None:
+        self.known_spread = known_spread
+        self.candidate: list[float] = []
+        self.candidate_cpu: list[float] = []
+        self.eager_cpu: list[float] = []
+        self.baselines: dict[str, list[float]] = defaultdict(list)
+        self.workers: list[int] = []
+        self.placebo: list[tuple[float, float, int]] = []
+        """Two processes of the eager baseline on the same values, and the worker pair."""
+        self.protocol: list[float] = []
+
+    def add(self, number: int, mine: Timed, theirs: Timed) -> None:
+        """One pair of the candidate and eager, by worker pair `number`; the baselines' lists are the caller's."""
+        self.candidate.append(mine.milliseconds)
+        self.candidate_cpu.append(mine.cpu_ms)
+        self.eager_cpu.append(theirs.cpu_ms)
+        self.workers.append(number)
+
+    def measurement(self, settings: Settings) -> Measurement:
+        candidate, workers = tuple(self.candidate), tuple(self.workers)
+        placebo = None
+        if self.placebo:
+            again, eager, groups = zip(*self.placebo, strict=True)
+            placebo = Pairing(baseline=PLACEBO, candidate_ms=eager, baseline_ms=again, workers=groups)
+        return Measurement(
+            pairings=tuple(
+                Pairing(baseline=name, candidate_ms=candidate, baseline_ms=tuple(times), workers=workers)
+                for name, times in self.baselines.items()
+            ),
+            threads=settings.threads,
+            cores=settings.cores,
+            placebo=placebo,
+            protocol_ms=tuple(self.protocol),
+            candidate_cpu_ms=tuple(self.candidate_cpu),
+            eager_cpu_ms=tuple(self.eager_cpu),
+            known_spread=self.known_spread,
+        )
+
+
+EFFORT = 0.8
+"""The share of worker pairs and of pairs that is measured in any case."""
+FEWEST = 4
+"""Worker pairs: from three, intervals are too narrow too often."""
+SHARE_OF_DISTANCE = 1 / 6
+"""The half width, as a share of the distance of the logarithm from 0: 1 lies at least six half widths away."""
+TO_CHOOSE = 0.05
+"""The half width that is enough of what is clearly the best so far: it is judged again before it is published. Where it
+is better by far, `SHARE_OF_DISTANCE` is, up to `FAR_BETTER`.
+"""
+FAR_BETTER = 0.1
+AT_LEAST, FAR_FROM_IT = 2, 1.5
+"""Worker pairs before it is given up to become as sure as that, where the last one would leave a half width of this
+many times what is wanted.
+"""
+STUDENT = {4: 3.182, 5: 2.776}
+"""By number of worker pairs, the 97.5 % point of Student's t with one degree less."""
+
+
+def is_clearly_slower(measurement: Measurement) -> bool:
+    """Whether the slowdown is beyond doubt.
+
+    An interval from four processes is too narrow more often than one from five, so it is widened here by what Student's
+    t has for four over what it has for five. It still has to be narrow enough for a claim (`NOISE_LIMIT`),
+    and narrow against its distance from 1; and the placebo has to be steady.
+    """
+    groups = len(set(measurement.closest.workers))
+    if groups < FEWEST or not measurement.is_steady:
+        return False
+    interval = measurement.interval
+    centre, half = math.log(interval.low * interval.high) / 2, math.log(interval.high / interval.low) / 2
+    half *= STUDENT.get(groups, STUDENT[5]) / STUDENT[5]
+    is_beyond = centre + half < -math.log(1 + SAME_WITHIN)
+    return is_beyond and half < min(math.log(1 + NOISE_LIMIT), SHARE_OF_DISTANCE * -centre)
+
+
+def is_enough_to_choose(measurement: Measurement, best_speedup: float | None, target: float) -> bool:
+    """Whether a search knows enough of what is clearly below the best speedup (of the reference, where there is none
+    yet), of what is clearly above it, or, with an interval as narrow as `target`, of what is neither.
+    """
+    interval, threshold = measurement.interval, best_speedup or 1.0
+    if not measurement.is_steady:
+        return False
+    if interval.high < threshold / (1 + SAME_WITHIN) or interval.half_width < target:
+        return True
+    if interval.low <= threshold * (1 + SAME_WITHIN):
+        return False
+    enough = min(FAR_BETTER, max(TO_CHOOSE, SHARE_OF_DISTANCE * math.log(interval.low / threshold)))
+    return interval.half_width < enough or _is_in_vain(measurement, enough)
+
+
+def _is_in_vain(measurement: Measurement, enough: float) -> bool:
+    """Whether all looks together would not make it sure `enough`, and do not decide either whether a claim holds."""
+    groups, known = len(set(measurement.closest.workers)), measurement.known_spread
+    if known is None or groups < AT_LEAST:
+        return False
+    half = measurement.interval.half_width
+    in_the_end = half * math.sqrt(groups / known.looks)
+    may_become_a_claim = in_the_end <= NOISE_LIMIT <= half
+    return in_the_end > FAR_FROM_IT * enough and not may_become_a_claim
+
+
 SLOWEST_CALL_S = 5.0
 """A call is never cut off before this, however fast the baseline is."""
 PAIRS_A_WORKER = 4
@@ -262,8 +369,9 @@ class Timing(Trial):
         family, values = self.fresh.next(self.number, PAIRS_A_WORKER - turn)
         other = self._baselines.placebo(self.number) if turn % 2 == 0 else None
         times: dict[int, float] = {}
-        for side in self._sides(session, other, turn):
-            if isinstance(side, Session):
+        sides = [None, self.reference, *self._baselines.compiled(), *([other] if other else [])]  # None: the candidate
+        for side in sides[::-1] if turn in BACKWARDS else sides:
+            if side is None:
                 mine = self.call(values)
             elif side is self.reference:
                 theirs = side.show(values)
@@ -286,14 +394,6 @@ class Timing(Trial):
         if other:
             samples.placebo.append((times[id(other)], theirs.milliseconds, self.number))
         return True
-
-    def _sides(
-        self, session: Session, other: ReferenceSession | None, turn: int
-    ) -> Sequence[Session | ReferenceSession]:
-        """All sides in the order in which they are called in this turn."""
-        sides: list[Session | ReferenceSession] = [session, self.reference, *self._baselines.compiled()]
-        sides += [other] if other else []
-        return sides[::-1] if turn in BACKWARDS else sides
 
     def call(self, values: Values) -> Timed:
         return self.session.call(values, self._call_limit_s(), self.operation)

@@ -111,7 +111,11 @@ class KnownSpread(Record):
 
 
 def known_spread(
-    ratios: Sequence[float], looks: int, others: Sequence[float] = (), on_gpu: bool = False
+    ratios: Sequence[float],
+    looks: int,
+    others: Sequence[float] = (),
+    unknown: float = UNKNOWN,
+    least: float = LEAST,
 ) -> KnownSpread:
     """From the logarithms of ratios of pairs of the reference's own processes, whose mean is 0 by symmetry.
 
@@ -123,8 +127,7 @@ def known_spread(
     them and they are usually smaller than what is assumed, that is assumed.
     """
     usual = sorted(abs(ratio) for ratio in others)[int(USUAL * len(others))] if len(others) >= OTHERS else math.inf
-    unknown = min(GPU_UNKNOWN if on_gpu else UNKNOWN, usual / USUAL_POINT)
-    least = GPU_LEAST if on_gpu else LEAST
+    unknown = min(unknown, usual / USUAL_POINT)
     worth = len(ratios) // MEDIAN_WORTH
     seen = statistics.median(abs(ratio) for ratio in ratios) / 0.6745 if worth else 0.0
     assumed = max(1, UNKNOWN_DEGREES - worth)

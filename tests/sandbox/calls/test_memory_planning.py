@@ -4,8 +4,8 @@ from contextlib import closing
 
 import pytest
 
-from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, planned, require_room
+from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.verdict.errors import UnsupportedHere
 from kernelwright.sandbox.verdict.memory import free_bytes
 from kernelwright.sandbox.verdict.settings import Settings

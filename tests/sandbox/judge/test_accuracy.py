@@ -4,7 +4,8 @@ import pytest
 
 from kernelwright.problems import Problem
 from kernelwright.problems.input_distributions import DISTRIBUTIONS
-from kernelwright.sandbox.backends import backend_of
+from kernelwright.sandbox.calls.backend import DeviceVersions
+from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.pool.executor import Conditions
 from kernelwright.sandbox.storage import Store, baseline_key
@@ -84,8 +85,9 @@ def test_on_a_processor_torchs_switches_allow_nothing_more(accuracy):
 def test_errors_that_were_kept_of_a_device_are_allowed_twice(monkeypatch, tmp_path):
     """The facts of a device stand in its store; no device is asked for them."""
     monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path))
-    baselines = backend_of(Settings(device="cuda", accuracy="default")).baselines(PROBLEM)
-    monkeypatch.setattr("kernelwright.sandbox.timing.gpu_baselines.place_of", lambda _: ("card", {}))
+    backend = backend_of(Settings(device="cuda", accuracy="default"))
+    backend.place = DeviceVersions("card", {})
+    baselines = backend.baselines(PROBLEM)
     assert baselines.allowed("default", find=False) is None
     errors = {"largest": 300.0, "l2": 400.0, "slice": 0.2, "kernelbench": 7.0}
     key = baseline_key(PROBLEM.digest, "card", {}, "eager as shipped")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright import Candidate, Judge, JudgePool, Problem, Settings, judge, judge_many, load_problem
-from kernelwright.sandbox.judge.given import (
+from kernelwright.sandbox.authenticity.scan import (
     candidate_given,
     checked_pairs,
     checked_problems,

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.reference import CompiledGraphs, Form
+from kernelwright.sandbox.cpu import CpuBackend
+from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.jail.zygote import ZYGOTES
 from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.storage import VARIABLE
@@ -214,11 +215,12 @@ def products(tmp_path):
 
 def test_each_problem_mode_and_number_of_threads_has_products_of_its_own():
     other = SCALED.model_copy(update={"direction": "both"})
+    backend, threads = CpuBackend(SETTINGS), CpuBackend(SETTINGS.model_copy(update={"threads": 2}))
     keys = {
-        CompiledStore.key(SCALED, SETTINGS, "default"),
-        CompiledStore.key(other, SETTINGS, "default"),
-        CompiledStore.key(SCALED, SETTINGS, "max-autotune-no-cudagraphs"),
-        CompiledStore.key(SCALED, SETTINGS.model_copy(update={"threads": 2}), "default"),
+        CompiledStore.key(SCALED, backend, "default"),
+        CompiledStore.key(other, backend, "default"),
+        CompiledStore.key(SCALED, backend, "max-autotune-no-cudagraphs"),
+        CompiledStore.key(SCALED, threads, "default"),
     }
     assert len(keys) == 4
 

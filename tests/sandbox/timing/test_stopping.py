@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from kernelwright.sandbox.timing.samples import is_clearly_slower
+from kernelwright.sandbox.timing.paired import is_clearly_slower
 from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
 
 TRIALS = 60

@@ -5,8 +5,10 @@ import random
 
 import pytest
 
-from kernelwright.sandbox.timing.samples import is_enough_to_choose
+from kernelwright.sandbox.timing.paired import is_enough_to_choose
 from kernelwright.sandbox.verdict.statistics import (
+    GPU_LEAST,
+    GPU_UNKNOWN,
     LEAST,
     UNKNOWN,
     WRONG,
@@ -96,7 +98,7 @@ def test_a_search_of_the_reference_itself_is_called_faster_in_less_than_one_of_a
 def test_on_a_gpu_a_search_of_the_reference_itself_is_not_called_faster_either(between, noise, references):
     machine = Machine(between, noise, within=0.01, seed=4)
     ratios = [math.log(math.prod(machine.worker(1.0, 2))) / 2 for _ in range(references)]
-    known = known_spread(ratios, LOOKS, on_gpu=True)
+    known = known_spread(ratios, LOOKS, unknown=GPU_UNKNOWN, least=GPU_LEAST)
     found = [searched(machine, 1.0, known) for _ in range(TRIALS // 2)]
     assert sum(one.comparison == "faster" for one in found) <= 0.01 * len(found)
     assert misses(found, 1.0) <= WRONG * len(found)
