@@ -11,7 +11,7 @@ import json
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
@@ -228,16 +228,24 @@ def last_judgement(folder: Path) -> int | None:
     return int(rows_of(folder / DATABASE, "max(rowid)")[0][0] or 0) if is_score(folder) else None
 
 
-def log_of(folder: Path, device: str | None = None) -> RunLog:
-    """The log of a run, or of a score: what was judged on one device, or on all. Raises `RunLogError`.
+def devices_of(folder: Path) -> list[str | None]:
+    """Return the devices of a score's verdicts, for `log_of`; for a run None alone."""
+    if not is_score(folder):
+        return [None]
+    return [row[0] for row in rows_of(folder / DATABASE, "DISTINCT json_extract(record, '$.conditions.device')")]
+
+
+def log_of(folder: Path, device: str | None = None, more: Mapping[str, str] | None = None) -> RunLog:
+    """Open the log of a run, or that of a score with the verdicts on one device, or on all. Raises `RunLogError`.
 
     In the log of a score each source is an attempt, in the order in which it was judged first. Of several judgements
     that of the current judge version and the most effort counts, the latest of equals. Cost, tokens and prompt are
-    unknown. The log is in memory.
+    unknown. The log is in memory. `more`: by digest, texts that a score of an older release has not kept.
     """
     if not is_score(folder):
         return RunLog.open(folder)
-    found, texts = VerdictStore.read(folder / DATABASE), dict(rows_of(folder / DATABASE, "sha256, text", "texts"))
+    found = VerdictStore.read(folder / DATABASE)
+    texts = {**(more or {}), **dict(rows_of(folder / DATABASE, "sha256, text", "texts"))}
     chosen: dict[tuple[str, str, str], Judgement] = {}
     names: dict[str, str] = {}
     for one in found:
@@ -396,8 +404,8 @@ def summaries(folders: Iterable[Path], leave_out: Callable[[RunLogError], None] 
                 if not is_score(each):
                     yield run_summary(each)
                     continue
-                for row in rows_of(each / DATABASE, "DISTINCT json_extract(record, '$.conditions.device')"):
-                    with log_of(each, row[0]) as log:
+                for device in devices_of(each):
+                    with log_of(each, device) as log:
                         yield _derived(log)
             except RunLogError as error:
                 if leave_out is None or each == folder:

@@ -19,8 +19,7 @@ from kernelwright.agent.log.best import JUDGE_AGAIN, PROBLEM, device_option
 from kernelwright.agent.log.records import Attempt, ranked, standing_of
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.evals.score import Collected, read_source
-from kernelwright.evals.verdict_store import DATABASE, VerdictStore, source_digest
+from kernelwright.evals.verdict_store import devices_of, is_score, log_of
 from kernelwright.problems import Problem
 from kernelwright.problems.formats.reading import safe_name, write_problem
 from kernelwright.problems.problem import Record, library
@@ -31,6 +30,7 @@ from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 BENCH_ID = re.compile(r"level(\d+)/(\d+)")
+SAMPLE_NUMBER = re.compile(r"sample_(\d+)(?=[_.][^/]*$)")
 
 
 class Sample(Record):
@@ -93,36 +93,47 @@ def sample_of(target: str, source: str, number: int = 0, name: str = "", author:
     return Sample(target=target, number=number, candidate=candidate_of(source), name=name, author=author)
 
 
-def target_of(problem: Problem) -> str:
-    """The address of a problem's candidates: level and number, definition, else the problem's name."""
+def target_of(problem: Problem, path: str = "") -> str:
+    """Return the address of a problem's candidates: level and number, definition, else the problem's name.
+
+    `path`: its name in a score, which shows level and number of a file that does not state them.
+    """
     if problem.origin is None:
-        return problem.name
+        level, _, stem = path.rpartition("/")
+        address = f"{level.rpartition('/')[2].replace('_', '')}/{stem.partition('_')[0]}"
+        return address if BENCH_ID.fullmatch(address) else problem.name
     if problem.origin.format in ("flashinfer", "sol-execbench"):
         return problem.origin.title
     return problem.origin.id
 
 
-def run_outcomes(folder: Path) -> list[Outcome]:
-    """Every attempt of a run that has a verdict, each with the one that counts, in the order of problems and attempts.
+def outcomes_of(folder: Path, texts: Mapping[str, str] | None = None) -> list[Outcome]:
+    """Read every attempt of a run or a score that has a verdict, each with the one that counts.
 
+    They come in the order of problems and attempts. `texts`: further sources and problems of a score, as in `log_of`.
     Raises `RunLogError`.
     """
-    outcomes = []
-    with RunLog.open(folder) as log:
-        judged = [event for event in log.events() if event.kind in ("judged", "confirmed")]
-        times = {(event.problem, event.attempt): event.time for event in judged}
-        for name in log.header.problems:
-            problem = log.problem(name)
-            for attempt in fold(name, log.events(name)).attempts:
-                if attempt.candidate is None or attempt.ruling is None:
-                    continue
-                candidate = Candidate(source=log.text(attempt.candidate.digest), language=attempt.candidate.language)
-                # KernelBench counts samples from 0.
-                sample = Sample(target=target_of(problem), number=attempt.number - 1, candidate=candidate)
-                time = times.get((name, attempt.number), log.header.started)
-                facts = _facts(log, attempt)
-                outcomes.append(Outcome(sample, attempt.ruling, problem, log.header.device, time, facts))
-    return outcomes
+    outcomes, scored = [], is_score(folder)
+    for device in devices_of(folder):
+        with log_of(folder, device, texts) as log:
+            judged = [event for event in log.events() if event.kind in ("judged", "confirmed")]
+            times = {(event.problem, event.attempt): event.time for event in judged}
+            for name in log.header.problems:
+                problem = log.problem(name)
+                for attempt in fold(name, log.events(name)).attempts:
+                    if attempt.candidate is None or attempt.ruling is None:
+                        continue
+                    candidate = Candidate(
+                        source=log.text(attempt.candidate.digest), language=attempt.candidate.language
+                    )
+                    # KernelBench counts samples from 0, and names files by them.
+                    number = SAMPLE_NUMBER.search(attempt.ask.idea) if scored else None
+                    number = int(number[1]) if number else 0 if scored else attempt.number - 1
+                    sample = Sample(target=target_of(problem, name), number=number, candidate=candidate)
+                    time = times.get((name, attempt.number), log.header.started)
+                    facts = None if scored else _facts(log, attempt)
+                    outcomes.append(Outcome(sample, attempt.ruling, problem, log.header.device, time, facts))
+    return _renumbered(outcomes)
 
 
 def _facts(log: RunLog, attempt: Attempt) -> dict[str, object]:
@@ -141,32 +152,6 @@ def _facts(log: RunLog, attempt: Attempt) -> dict[str, object]:
         "cost_usd": usage.cost_usd if usage else None,
         "latency_s": reply.latency_s if reply else None,
     }
-
-
-def score_outcomes(folder: Path, problems: Collected, candidates: Path) -> tuple[list[Outcome], list[str]]:
-    """The verdicts of a scored batch whose candidate files are unchanged; and why others are left out."""
-    outcomes: dict[tuple[str, str], Outcome] = {}
-    left: dict[str, None] = {}
-    for judgement in VerdictStore.read(folder / DATABASE):
-        problem = problems.problems.get(judgement.problem)
-        source = None
-        with suppress(OSError):
-            source = read_source(candidates / judgement.candidate)
-        if problem is None:
-            left[f"the problem {judgement.problem} is not among those given"] = None
-        elif source is None or source_digest(source) != judgement.candidate_digest:
-            left[f"{judgement.candidate} is no longer what was judged"] = None
-        else:
-            # A problem of a tree is addressed by level and number, also where its file does not state them.
-            level, _, stem = judgement.problem.rpartition("/")
-            bench = f"{level.rpartition('/')[2].replace('_', '')}/{stem.partition('_')[0]}"
-            target = bench if BENCH_ID.fullmatch(bench) and problem.origin is None else target_of(problem)
-            digits = Path(judgement.candidate).stem.partition("sample_")[2].partition("_")[0]
-            number = int(digits) if digits.isdigit() else 0
-            sample = Sample(target=target, number=number, candidate=candidate_of(source))
-            about = judgement.verdict, problem, judgement.conditions.device, judgement.time
-            outcomes[judgement.problem, judgement.candidate] = Outcome(sample, *about)
-    return _renumbered(list(outcomes.values())), list(left)
 
 
 def _renumbered(outcomes: list[Outcome]) -> list[Outcome]:

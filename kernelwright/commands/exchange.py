@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,8 +25,8 @@ def export(
     package: Annotated[
         Path | None, typer.Option(help="New folder: the kernels of a run over a capture as a package that needs no us.")
     ] = None,
-    problems: Annotated[str | None, typer.Option(help="For a score: its PROBLEMS_DIR.")] = None,
-    candidates: Annotated[Path | None, typer.Option(help="For a score: its CANDIDATES_DIR.")] = None,
+    problems: Annotated[str | None, typer.Option(help="PROBLEMS_DIR of a score that has not kept them.")] = None,
+    candidates: Annotated[Path | None, typer.Option(help="CANDIDATES_DIR of a score that has not kept them.")] = None,
     name: Annotated[str, typer.Option(help="For a leaderboard: who hands in.")] = "kernelwright",
 ) -> None:
     """Write results in the formats of other benchmarks, and name those that a format cannot hold.
@@ -68,15 +69,22 @@ def export(
 
 
 def _gathered(run: Path, problems: str | None, candidates: Path | None) -> "tuple[list[Outcome], list[str]]":
-    from kernelwright.evals.formats.samples import run_outcomes, score_outcomes
-    from kernelwright.evals.score import collect_problems
-    from kernelwright.evals.verdict_store import is_score
+    from kernelwright.evals.formats.samples import outcomes_of
+    from kernelwright.evals.score import collect_problems, read_source
+    from kernelwright.evals.verdict_store import DATABASE, VerdictStore, is_score, source_digest
 
-    if not is_score(run):
-        return run_outcomes(run), []
-    if problems is None or candidates is None:
-        raise UserMistake(f"{run} is the --out of a score; give its --problems and --candidates too")
-    return score_outcomes(run, collect_problems(problems), candidates)
+    judged = VerdictStore.read(run / DATABASE) if is_score(run) else []
+    texts = {one.digest: one.record for one in collect_problems(problems).problems.values()} if problems else {}
+    for name in {one.candidate for one in judged} if candidates else ():
+        with suppress(OSError):
+            source = read_source(Path(str(candidates), name))
+            texts[source_digest(source)] = source
+    found = outcomes_of(run, texts)
+    known = {(one.problem.digest, one.sample.candidate.digest) for one in found}
+    left = {one.candidate for one in judged if (one.problem_digest, one.candidate_digest) not in known}
+    return found, [
+        f"the source or the problem of {name} was not kept; give --problems and --candidates" for name in sorted(left)
+    ]
 
 
 def _write(to: str, out: Path, outcomes: "list[Outcome]", name: str) -> list[str]:

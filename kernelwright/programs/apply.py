@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from kernelwright.evals.formats.samples import Outcome, best_of, run_outcomes
+from kernelwright.evals.formats.samples import Outcome, best_of, outcomes_of
 from kernelwright.problems.problem import ProblemError
 from kernelwright.programs import placing
 from kernelwright.programs.guarded import NoPlace
@@ -51,7 +51,7 @@ def kept_kernels(run: Path) -> KeptKernels:
             f"{run} searched for no parts of a program; run `kernelwright run CAPTURE`, and give its folder"
         )
     capture, split = read_capture(run), read_split(run)
-    best, kernels, left = best_of(run_outcomes(run)), [], {}
+    best, kernels, left = best_of(outcomes_of(run)), [], {}
     for chosen in split.chosen:
         part, outcome = capture.part(chosen.part), best.get(chosen.part)
         verdict = outcome.verdict if outcome else None

@@ -10,7 +10,7 @@ from kernelwright.cli import app
 from kernelwright.commands.judge import words
 from kernelwright.evals.formats.flashinfer import trace_of
 from kernelwright.evals.formats.kernelbench import eval_results
-from kernelwright.evals.formats.samples import row_of, run_outcomes, write_kept
+from kernelwright.evals.formats.samples import outcomes_of, row_of, write_kept
 from kernelwright.evals.inspector.pages import RunModel
 from kernelwright.evals.leaderboard import boards
 from kernelwright.evals.plots import picture
@@ -40,7 +40,7 @@ def log(tmp_path, kind):
 
 def test_each_table_and_file_marks_it(log, kind, tmp_path):
     view = fold("one", log.events("one"))
-    (found,) = run_outcomes(log.folder)
+    (found,) = outcomes_of(log.folder)
     model = RunModel(log)
     live = Progress(("one",))
     live.take_over("one", [*log.events("one")])

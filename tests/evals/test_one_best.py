@@ -9,7 +9,7 @@ from kernelwright.agent.log.events import Confirmed
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.steering import Prices, spent
 from kernelwright.evals.formats import samples as kept
-from kernelwright.evals.formats.samples import run_outcomes
+from kernelwright.evals.formats.samples import outcomes_of
 from kernelwright.evals.report import summary_rows
 from kernelwright.evals.verdict_store import run_summary
 from tests.support.runs import failed, passed, writing
@@ -88,7 +88,7 @@ def refused_later(tmp_path):
     with writing(run, passed(2.0, spread=0.0)) as writer:
         writer.flush()
         write_best(writer.log, "one")
-        kept.write_best(tmp_path / "out", run_outcomes(run))
+        kept.write_best(tmp_path / "out", outcomes_of(run))
         writer.put(Confirmed(problem="one", attempt=1, verdict=failed()))
         writer.flush()
         yield writer.log
@@ -98,7 +98,7 @@ def test_a_kept_and_an_exported_folder_go_away_once_their_kernel_is_refused(refu
     assert best_folder(refused_later, "one").exists()
     assert write_best(refused_later, "one") is None
     assert not (refused_later.folder / "best").exists()
-    assert kept.write_best(tmp_path / "out", run_outcomes(refused_later.folder)) == []
+    assert kept.write_best(tmp_path / "out", outcomes_of(refused_later.folder)) == []
     assert not (tmp_path / "out/one").exists()
 
 
@@ -111,5 +111,5 @@ def test_what_others_put_into_a_kept_folder_stays(refused_later):
 
 def test_a_folder_of_another_kernel_is_left_alone(refused_later, tmp_path):
     (tmp_path / "out/one/candidate.py").write_text("# of another run\n")
-    kept.write_best(tmp_path / "out", run_outcomes(refused_later.folder))
+    kept.write_best(tmp_path / "out", outcomes_of(refused_later.folder))
     assert (tmp_path / "out/one/candidate.py").exists()

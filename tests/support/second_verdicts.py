@@ -13,7 +13,7 @@ from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.formats import flashinfer, kernelbench, samples
 from kernelwright.evals.formats.kernelbench import eval_results, split
-from kernelwright.evals.formats.samples import run_outcomes
+from kernelwright.evals.formats.samples import outcomes_of
 from kernelwright.evals.inspector.pages import RunModel
 from kernelwright.evals.leaderboard import boards, compare_runs
 from kernelwright.evals.plots import picture
@@ -75,7 +75,7 @@ class Told:
             self.picture = picture(log.header, self.model.views)
             self.views = [fold(one, self.events) for one in log.header.problems]
             write_best(log, name)
-        self.outcomes = [one for one in run_outcomes(run) if one.problem.name == name]
+        self.outcomes = [one for one in outcomes_of(run) if one.problem.name == name]
         self.numbers = {one.sample.candidate.source: one.facts["attempt"] for one in reversed(self.outcomes)}
 
     def view(self):
