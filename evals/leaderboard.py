@@ -1,4 +1,4 @@
-"""Leaderboards from the summaries of runs and scores: cells, rows, ranking; re-evaluation; two runs compared.
+"""Leaderboards from the summaries of runs and scores: cells, rows, ranking; two runs compared.
 
 A board holds one device, for times of two devices are not compared; of several clocks the newest counts. A row is one
 entrant (model, strategy, target) with all its runs; a cell is its best kernel for one problem. Ranked by the geometric
@@ -7,32 +7,22 @@ kernel (`metrics.credited`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from kernelwright.agent.strategies import function_in
 from kernelwright.evals import metrics
 from kernelwright.evals.metrics import BASELINES, COPY, OWN_KERNEL, Effort, Estimate, Result, VerdictSummary
 from kernelwright.evals.verdict_store import (
-    VERIFIED,
     JudgedKernel,
-    Judgement,
     ProblemSummary,
     RunSummary,
-    VerdictStore,
-    log_of,
 )
-from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record
-from kernelwright.sandbox.authenticity.scan import candidate_of
-from kernelwright.sandbox.pool.executor import Conditions
-from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from kernelwright.sandbox.verdict.report import counted_speedup
-from kernelwright.sandbox.verdict.settings import AT_EFFORT, JudgingEffort, Settings
-from kernelwright.sandbox.verdict.verdicts import Candidate, TimingClock
+from kernelwright.sandbox.verdict.settings import AT_EFFORT, JudgingEffort
+from kernelwright.sandbox.verdict.verdicts import TimingClock
 
 Status = Literal["verified", "unverified", "provisional", "weak problem", "quarantined", "unsolved"]
 """`provisional`: measured with less effort than the board takes, or by an older clock than others of it. So it is shown
@@ -282,6 +272,7 @@ def _row(entrant: Entrant, runs: Sequence[RunSummary], cells: Sequence[Leaderboa
     results = {name: [cell.result(name) for cell in ranked] for name in ("best", *BASELINES)}
     speedups = [result.speedup for result in results["best"] if result.speedup is not None]
     sure = [cell.published for cell in ranked if cell.is_beyond_doubt and cell.published]
+    shares = [metrics.roofline_fraction(one.candidate_ms or 0.0, one.floor_ms) for one in sure if one.floor_ms]
     efforts = [cell.first_correct.attempts for cell in ranked if cell.first_correct]
     # A baseline that no kernel was measured against is left out: a column of failures for want of one would mislead.
     shown = [cell.published for cell in ranked if cell.published]
@@ -299,7 +290,7 @@ def _row(entrant: Entrant, runs: Sequence[RunSummary], cells: Sequence[Leaderboa
         fast={name: metrics.fast_curve(results[name]) for name in known},
         geometric_mean=metrics.geometric_mean(speedups) if speedups else None,
         pass_at={k: _pass_at(ranked, k) for k in PASS_AT},
-        roofline=_roofline(sure),
+        roofline=metrics.geometric_mean(shares).value if shares else None,
         speed_of_light=_speed_of_light(sure),
         attempts_to_correct=sum(efforts) / len(efforts) if efforts else None,
         cost_usd=metrics.total_cost([found.cost_usd for run in runs for found in run.problems]),
@@ -314,11 +305,6 @@ def _pass_at(cells: Sequence[LeaderboardCell], k: int) -> float | None:
     if not cells or min(cell.attempts for cell in cells) < k:
         return None
     return sum(metrics.pass_at_k(cell.attempts, cell.passed, k) for cell in cells) / len(cells)
-
-
-def _roofline(found: Sequence[VerdictSummary]) -> float | None:
-    shares = [metrics.roofline_fraction(one.candidate_ms or 0.0, one.floor_ms) for one in found if one.floor_ms]
-    return metrics.geometric_mean(shares).value if shares else None
 
 
 def _speed_of_light(found: Sequence[VerdictSummary]) -> float | None:
@@ -398,100 +384,6 @@ def _value(name: str, metric: Metric, cells: Sequence[LeaderboardCell]) -> float
         return None if value is None else float(value)
     except Exception as fault:
         raise MetricError(f"metric {name!r} failed ({type(fault).__name__}: {fault}); correct it") from fault
-
-
-UNSETTLED = ("unverified", "provisional")
-MORE = 2
-"""The factor on the pairs of a search's judging for a re-evaluation."""
-
-
-class Verifier:
-    """Judges the best kernels a second time: the best of many noisy measurements is too high.
-
-    The second judging has new processes, new seeds and twice the pairs, and its number is published. Its verdicts are
-    in `verified.db` in the run's folder; the run's own log is left as it is.
-    """
-
-    def __init__(
-        self, device: str, on_verified: Callable[[LeaderboardCell, Judgement], None], effort: JudgingEffort = "rank"
-    ) -> None:
-        self.device = device
-        """The device of this machine; kernels of other devices are left as they are."""
-        self.on_verified = on_verified
-        self.effort = effort
-        self._found: dict[str, dict[tuple[str, str], JudgedKernel]] = {}
-
-    def lookup(self, folder: str, problem_digest: str, candidate_digest: str) -> JudgedKernel | None:
-        """The latest re-evaluation of a kernel; one of the current judge version before any other."""
-        if folder not in self._found:
-            path = Path(folder) / VERIFIED
-            known = VerdictStore.read(path) if path.exists() else []
-            known.sort(key=lambda one: (one.conditions.judge_version == str(JUDGE_VERSION), one.time))
-            latest = {(one.problem_digest, one.candidate_digest): one for one in known}
-            self._found[folder] = {kernel: JudgedKernel.verified(one) for kernel, one in latest.items()}
-        return self._found[folder].get((problem_digest, candidate_digest))
-
-    def verify_top(self, runs: Sequence[RunSummary], count: int) -> list[Board]:
-        """Judge again until the `count` best rows of this device's board rest on numbers of the current judge version.
-
-        A row may fall when its numbers are taken again, and the next one comes up; so it goes on until nothing moves.
-        Each kernel is judged once.
-        """
-        tried: set[tuple[str, str]] = set()
-        while True:
-            found = boards(runs, str(JUDGE_VERSION), self.lookup, self.effort)
-            rows = [row for board in found if board.device == self.device for row in board.rows[:count]]
-            waiting: dict[tuple[str, str], LeaderboardCell] = {}
-            for cell in (cell for row in rows for cell in row.cells):
-                kernel = cell.problem_digest, str(cell.candidate_digest)
-                if cell.run and (cell.status in UNSETTLED or cell.stale) and kernel not in tried:
-                    waiting.setdefault(kernel, cell)
-            if not waiting:
-                return found
-            for kernel, cell in waiting.items():
-                tried.add(kernel)
-                self._verify(cell)
-
-    def _verify(self, cell: LeaderboardCell) -> None:
-        from kernelwright.sandbox.machine import needs_device
-
-        folder = Path(str(cell.folder))
-        with log_of(folder) as log:
-            problem = log.problem(cell.problem)
-            candidate = candidate_of(log.text(str(cell.candidate_digest)))
-            settings = _settings(log.header.config)
-        if "device" not in settings.model_fields_set:
-            settings = settings.on("cuda" if needs_device(candidate.language, problem.size) else "cpu")
-        judgement = judged_here(problem, candidate, settings, self.device, f"{cell.run} attempt {cell.attempt}")
-        with VerdictStore(folder / VERIFIED) as store:
-            store.add(judgement)
-        self._found.pop(str(cell.folder), None)
-        self.on_verified(cell, judgement)
-
-
-def judged_here(problem: Problem, candidate: Candidate, settings: Settings, device: str, named: str) -> Judgement:
-    """Judge a candidate on this machine's `device`; `named` is its origin."""
-    from kernelwright.sandbox.judge.judging import judge
-
-    return Judgement(
-        problem=problem.name,
-        problem_digest=problem.digest,
-        candidate=named,
-        candidate_digest=candidate.digest,
-        conditions=Conditions.here(device, settings.model_dump(mode="json")),
-        time=datetime.now(UTC),
-        verdict=judge(problem, candidate, settings),
-    )
-
-
-def _settings(config: dict[str, Any]) -> Settings:
-    """The judge's settings of the run at effort `rank` with more pairs; the defaults where they cannot be read."""
-    try:
-        settings = Settings.model_validate(config.get("judging") or {})
-    except ValidationError:
-        settings = Settings()
-    more = {name: MORE * getattr(settings, name) for name in ("min_pairs", "max_pairs", "time_budget_s")}
-    return settings.at("rank").model_copy(update=more)
 
 
 class Pair(Record):

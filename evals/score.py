@@ -1,4 +1,4 @@
-"""A batch: many candidate files judged in one go, on an executor.
+"""Many kernels judged in one go: a batch of candidate files on an executor, and the best of a board again.
 
 A verdict on record under the same conditions is reused. No candidate ends the batch; a fault of the machine or of a
 problem is reported for each candidate that it concerns, and tried again next time.
@@ -12,13 +12,26 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
+from kernelwright.evals.leaderboard import Board, LeaderboardCell, boards
 from kernelwright.evals.metrics import VerdictSummary
-from kernelwright.evals.verdict_store import Judgement, VerdictStore, source_digest
+from kernelwright.evals.verdict_store import (
+    VERIFIED,
+    JudgedKernel,
+    Judgement,
+    RunSummary,
+    VerdictStore,
+    log_of,
+    source_digest,
+)
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem
 from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.pool.dispatcher import Dispatcher
 from kernelwright.sandbox.pool.executor import Conditions, Executor, Unjudged, Work, choose_kind_name
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
+from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
+from kernelwright.sandbox.verdict.verdicts import Candidate
 
 LARGEST_BYTES = 32 * 2**20
 BENCH_FILE = re.compile(r"level_?(\d+)_problem_?(\d+)(?:_|$)")
@@ -255,3 +268,97 @@ def interleaved(waiting: Iterable[UnjudgedSource], concurrency: int) -> list[Unj
         for index in range(max(map(len, together))):
             found += [group[index] for group in together if index < len(group)]
     return found
+
+
+UNSETTLED = ("unverified", "provisional")
+MORE = 2
+"""The factor on the pairs of a search's judging for a re-evaluation."""
+
+
+class Verifier:
+    """Judges the best kernels a second time: the best of many noisy measurements is too high.
+
+    The second judging has new processes, new seeds and twice the pairs, and its number is published. Its verdicts are
+    in `verified.db` in the run's folder; the run's own log is left as it is.
+    """
+
+    def __init__(
+        self, device: str, on_verified: Callable[[LeaderboardCell, Judgement], None], effort: JudgingEffort = "rank"
+    ) -> None:
+        self.device = device
+        """The device of this machine; kernels of other devices are left as they are."""
+        self.on_verified = on_verified
+        self.effort = effort
+        self._found: dict[str, dict[tuple[str, str], JudgedKernel]] = {}
+
+    def lookup(self, folder: str, problem_digest: str, candidate_digest: str) -> JudgedKernel | None:
+        """The latest re-evaluation of a kernel; one of the current judge version before any other."""
+        if folder not in self._found:
+            path = Path(folder) / VERIFIED
+            known = VerdictStore.read(path) if path.exists() else []
+            known.sort(key=lambda one: (one.conditions.judge_version == str(JUDGE_VERSION), one.time))
+            latest = {(one.problem_digest, one.candidate_digest): one for one in known}
+            self._found[folder] = {kernel: JudgedKernel.verified(one) for kernel, one in latest.items()}
+        return self._found[folder].get((problem_digest, candidate_digest))
+
+    def verify_top(self, runs: Sequence[RunSummary], count: int) -> list[Board]:
+        """Judge again until the `count` best rows of this device's board rest on numbers of the current judge version.
+
+        A row may fall when its numbers are taken again, and the next one comes up; so it goes on until nothing moves.
+        Each kernel is judged once.
+        """
+        tried: set[tuple[str, str]] = set()
+        while True:
+            found = boards(runs, str(JUDGE_VERSION), self.lookup, self.effort)
+            rows = [row for board in found if board.device == self.device for row in board.rows[:count]]
+            waiting: dict[tuple[str, str], LeaderboardCell] = {}
+            for cell in (cell for row in rows for cell in row.cells):
+                kernel = cell.problem_digest, str(cell.candidate_digest)
+                if cell.run and (cell.status in UNSETTLED or cell.stale) and kernel not in tried:
+                    waiting.setdefault(kernel, cell)
+            if not waiting:
+                return found
+            for kernel, cell in waiting.items():
+                tried.add(kernel)
+                self._verify(cell)
+
+    def _verify(self, cell: LeaderboardCell) -> None:
+        from kernelwright.sandbox.machine import needs_device
+
+        folder = Path(str(cell.folder))
+        with log_of(folder) as log:
+            problem = log.problem(cell.problem)
+            candidate = candidate_of(log.text(str(cell.candidate_digest)))
+            settings = _settings(log.header.config)
+        if "device" not in settings.model_fields_set:
+            settings = settings.on("cuda" if needs_device(candidate.language, problem.size) else "cpu")
+        judgement = judged_here(problem, candidate, settings, self.device, f"{cell.run} attempt {cell.attempt}")
+        with VerdictStore(folder / VERIFIED) as store:
+            store.add(judgement)
+        self._found.pop(str(cell.folder), None)
+        self.on_verified(cell, judgement)
+
+
+def judged_here(problem: Problem, candidate: Candidate, settings: Settings, device: str, named: str) -> Judgement:
+    """Judge a candidate on this machine's `device`; `named` is its origin."""
+    from kernelwright.sandbox.judge.judging import judge
+
+    return Judgement(
+        problem=problem.name,
+        problem_digest=problem.digest,
+        candidate=named,
+        candidate_digest=candidate.digest,
+        conditions=Conditions.here(device, settings.model_dump(mode="json")),
+        time=datetime.now(UTC),
+        verdict=judge(problem, candidate, settings),
+    )
+
+
+def _settings(config: dict[str, Any]) -> Settings:
+    """The judge's settings of the run at effort `rank` with more pairs; the defaults where they cannot be read."""
+    try:
+        settings = Settings.model_validate(config.get("judging") or {})
+    except ValidationError:
+        settings = Settings()
+    more = {name: MORE * getattr(settings, name) for name in ("min_pairs", "max_pairs", "time_budget_s")}
+    return settings.at("rank").model_copy(update=more)

@@ -367,28 +367,22 @@ class RunSummary(Record):
     problems: tuple[ProblemSummary, ...]
 
 
-class _Kept(Record):
-    format: int
-    judge_version: str
-    last_event: int
-    facts: RunSummary
-
-
 def run_summary(folder: Path) -> RunSummary:
     """The summary of a run, from `derived.json` where it is as new as the log and of this judge version.
 
     Otherwise it is derived again and kept, unless the folder cannot be written. Raises `RunLogError`.
     """
     with RunLog.open(folder) as log:
-        last = log.last_seq()
-        with suppress(OSError, ValidationError):
-            kept = _Kept.model_validate_json((folder / DERIVED).read_bytes())
-            if (kept.format, kept.judge_version, kept.last_event) == (FORMAT, str(JUDGE_VERSION), last):
-                return kept.facts.model_copy(update={"folder": str(folder), "run": log.header.run_id})
+        state = {"format": FORMAT, "judge_version": str(JUDGE_VERSION), "last_event": log.last_seq()}
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            kept = json.loads((folder / DERIVED).read_bytes())
+            if state.items() <= kept.items():
+                here = {"folder": str(folder), "run": log.header.run_id}
+                return RunSummary.model_validate(kept["facts"] | here)
         found = _derived(log)
-    kept = _Kept(format=FORMAT, judge_version=str(JUDGE_VERSION), last_event=last, facts=found)
     with suppress(OSError):
-        write_atomically(folder / DERIVED, kept.model_dump_json())
+        text = json.dumps(state | {"facts": found.model_dump(mode="json")}, separators=(",", ":"))
+        write_atomically(folder / DERIVED, text)
     return found
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bench.results.records import AGAIN, Kept, meet, read_index, read_lines, write_index, write_lines
 from kernelwright.agent.briefs import sheet_for
-from kernelwright.evals.leaderboard import judged_here
 from kernelwright.evals.metrics import summarize
+from kernelwright.evals.score import judged_here
 from kernelwright.evals.verdict_store import Judgement
 from kernelwright.problems import Problem, ProblemError, load_problem
 from kernelwright.problems.formats import SEPARATOR

@@ -127,8 +127,8 @@ def outcomes_of(folder: Path, texts: Mapping[str, str] | None = None) -> list[Ou
                         source=log.text(attempt.candidate.digest), language=attempt.candidate.language
                     )
                     # KernelBench counts samples from 0, and names files by them.
-                    number = SAMPLE_NUMBER.search(attempt.ask.idea) if scored else None
-                    number = int(number[1]) if number else 0 if scored else attempt.number - 1
+                    named = SAMPLE_NUMBER.search(attempt.ask.idea) if scored else None
+                    number = int(named[1]) if named else 0 if scored else attempt.number - 1
                     sample = Sample(target=target_of(problem, name), number=number, candidate=candidate)
                     time = times.get((name, attempt.number), log.header.started)
                     facts = None if scored else _facts(log, attempt)

@@ -152,7 +152,8 @@ def leaderboard(
 
 def _boards(runs: "list[RunSummary]", verify: int, effort: "JudgingEffort") -> "list[Board]":
     from kernelwright.agent.briefs import sheet_for
-    from kernelwright.evals.leaderboard import Verifier, boards
+    from kernelwright.evals.leaderboard import boards
+    from kernelwright.evals.score import Verifier
     from kernelwright.sandbox.jail.zygote import become_a_judge
     from kernelwright.sandbox.machine import ON_DEVICE
     from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.evals.leaderboard import Verifier, boards
+from kernelwright.evals.leaderboard import boards
+from kernelwright.evals.score import Verifier
 from kernelwright.evals.verdict_store import VERIFIED, run_summary
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.machine import processor_name
