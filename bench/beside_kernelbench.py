@@ -115,13 +115,13 @@ def _found(files: Files, cases: tuple[ForeignCase, ...], wanted: list[str], kept
         known[way, case.name] = one
         kept.add({"way": way, "case": case.name, **one._asdict()})
 
-    asks: dict[str, Callable[[Files, ForeignCase], Found]] = {THEIRS: _theirs, SHELL: _ours}
-    alone = [way for way in wanted if way in asks]
+    separate: dict[str, Callable[[Files, ForeignCase], Found]] = {THEIRS: _theirs, SHELL: _ours}
+    alone = [way for way in wanted if way in separate]
     for number, case in enumerate(cases):
         left = [way for way in alone if (way, case.name) not in known]
         if left and is_in_time():
             for way in left if number % 2 == 0 else left[::-1]:
-                keep(way, case, asks[way](files, case))
+                keep(way, case, separate[way](files, case))
             shown = "  ".join(
                 f"{'right' if one.correct else 'wrong'} {one.speedup or 0:6.2f} x {one.seconds:6.1f} s"
                 for one in (known[way, case.name] for way in alone)
@@ -134,7 +134,7 @@ def _found(files: Files, cases: tuple[ForeignCase, ...], wanted: list[str], kept
     return {way: [known[way, case.name] for case in cases if (way, case.name) in known] for way in wanted}
 
 
-def _asked(command: list[str], environment: dict[str, str], limit_s: float = LIMIT_S) -> tuple[str, float]:
+def _output_of(command: list[str], environment: dict[str, str], limit_s: float = LIMIT_S) -> tuple[str, float]:
     start = time.perf_counter()
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False)
@@ -152,7 +152,7 @@ def _theirs(files: Files, case: ForeignCase) -> Found:
 
 def evaluated(words: list[str], environment: dict[str, str]) -> Found:
     """Evaluate by KernelBench's evaluator in a process: tree, problem, candidate, backend, and where its builds go."""
-    said, seconds = _asked([sys.executable, str(EVALUATOR), *words], environment)
+    said, seconds = _output_of([sys.executable, str(EVALUATOR), *words], environment)
     row: dict[str, Any] = json.loads(said.splitlines()[-1]) if said.strip() else {"correct": False, "speedup": None}
     return Found(row["correct"], row["speedup"], seconds)
 
@@ -160,7 +160,7 @@ def evaluated(words: list[str], environment: dict[str, str]) -> Found:
 def _ours(files: Files, case: ForeignCase) -> Found:
     words = ["judge", str(files.problem(case)), str(files.candidate(case)), "--device", DEVICE, "--json"]
     command = [sys.executable, "-m", "kernelwright", *words, "--effort", _effort()]
-    said, seconds = _asked(command, files.environment(SHELL))
+    said, seconds = _output_of(command, files.environment(SHELL))
     return _read(json.loads(said) if said.strip() else None, seconds)
 
 
@@ -200,7 +200,7 @@ def _scored(files: Files, cases: tuple[ForeignCase, ...]) -> list[Found]:
         shutil.copy(files.problem(case), problems)
     words = ["score", str(problems), str(candidates), "--out", str(files.folder / "scores"), "--device", DEVICE]
     command = [sys.executable, "-m", "kernelwright", *words, "--json", "--effort", _effort()]
-    said, seconds = _asked(command, files.environment(SCORE), LIMIT_S * len(cases))
+    said, seconds = _output_of(command, files.environment(SCORE), LIMIT_S * len(cases))
     reports = {Path(row["candidate"]).stem: row for row in map(json.loads, said.splitlines())}
     return [_read(reports.get(case.name), seconds / len(cases)) for case in cases]
 

@@ -71,7 +71,7 @@ class Mutant(NamedTuple):
     """Qualified name that the function has now, after a rename."""
 
 
-class Place(NamedTuple):
+class Definition(NamedTuple):
     """A function's definition."""
 
     path: Path
@@ -124,24 +124,24 @@ class Code:
     """All functions of a tree, by qualified name and by its last part."""
 
     def __init__(self, tree: Tree) -> None:
-        self.places: dict[str, list[Place]] = {}
-        self.by_last_name: dict[str, list[Place]] = {}
+        self.definitions: dict[str, list[Definition]] = {}
+        self.by_last_name: dict[str, list[Definition]] = {}
         for path in tree.sources():
             for name, node in functions(ast.parse(path.read_text(encoding="utf-8")).body):
-                self.places.setdefault(name, []).append(Place(path, name, node))
-                self.by_last_name.setdefault(name.rpartition(".")[2], []).append(Place(path, name, node))
+                self.definitions.setdefault(name, []).append(Definition(path, name, node))
+                self.by_last_name.setdefault(name.rpartition(".")[2], []).append(Definition(path, name, node))
 
-    def locate(self, mutant: Mutant) -> Place | str:
+    def locate(self, mutant: Mutant) -> Definition | str:
         """Return the one function that holds the mutant's text, or the reason why there is none.
 
         Where no function has the qualified name, one of its last part will do: a method may have changed its class.
         """
         name = mutant.alias or mutant.function
-        places = self.places.get(name) or self.by_last_name.get(name.rpartition(".")[2], [])
-        holding = [place for place in places if exchanged(place.node, mutant, None)]
+        definitions = self.definitions.get(name) or self.by_last_name.get(name.rpartition(".")[2], [])
+        holding = [definition for definition in definitions if exchanged(definition.node, mutant, None)]
         if len(holding) == 1:
             return holding[0]
-        return f"{len(holding)} of {len(places)} functions named {name} hold `{mutant.original}`"
+        return f"{len(holding)} of {len(definitions)} functions named {name} hold `{mutant.original}`"
 
 
 def functions(body: Sequence[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Function]]:
@@ -180,15 +180,21 @@ def exchanged(function: Function, mutant: Mutant, new: ast.AST | None) -> bool:
     return True
 
 
-def mutated(place: Place, mutant: Mutant) -> types.CodeType:
+def mutated(definition: Definition, mutant: Mutant) -> types.CodeType:
     """Return the function's code with the fault in it; its lines stay those of the source."""
-    module = ast.parse(place.path.read_text(encoding="utf-8"))
-    (node,) = (node for name, node in functions(module.body) if name == place.name and node.lineno == place.node.lineno)
+    module = ast.parse(definition.path.read_text(encoding="utf-8"))
+    (node,) = (
+        node
+        for name, node in functions(module.body)
+        if name == definition.name and node.lineno == definition.node.lineno
+    )
     (statement,) = ast.parse(mutant.replacement).body
     new = statement if mutant.kind == "statement" else ast.parse(mutant.replacement, mode="eval").body
     assert exchanged(node, mutant, new), mutant
-    code = compile(ast.fix_missing_locations(module), str(place.path), "exec")
-    return next(one for one in codes(code) if one.co_qualname == place.name and one.co_firstlineno == place.first_line)
+    code = compile(ast.fix_missing_locations(module), str(definition.path), "exec")
+    return next(
+        one for one in codes(code) if one.co_qualname == definition.name and one.co_firstlineno == definition.first_line
+    )
 
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -212,23 +218,25 @@ def run(*words: str, tree: Tree | None = None) -> Report:
     mutants = [one for one in everything if options.subject in {None, one.subject}]
     before = json.loads(tree.baseline.read_text()) if tree.baseline.is_file() else {}
     code = Code(tree)
-    places = {one.id: code.locate(one) for one in mutants}
+    definitions = {one.id: code.locate(one) for one in mutants}
     tree.build.mkdir(parents=True, exist_ok=True)
     nursery = Nursery(tree, before, os.fdopen(os.dup(2), "w", buffering=1))
     todo = [
-        (one, place) for one in mutants if isinstance(place := places[one.id], Place) and one.id not in nursery.done
+        (one, definition)
+        for one in mutants
+        if isinstance(definition := definitions[one.id], Definition) and one.id not in nursery.done
     ]
     log = tree.build / "nursery.log"
     if todo and forked(lambda: nursery.try_all(todo), log):
         raise RuntimeError(f"the bench itself failed: {log.read_text()[-2000:]}")
-    done = nursery.done | {name: "lost" for name, place in places.items() if isinstance(place, str)}
+    done = nursery.done | {name: "lost" for name, definition in definitions.items() if isinstance(definition, str)}
     found = {one.id: done[one.id] for one in mutants}
     # New mutants are noted and those that are killed now; a killed one stays noted as that.
     noted = before | {name: one for name, one in found.items() if name not in before or one == "killed"}
     tree.baseline.write_text(json.dumps(dict(sorted(noted.items())), indent=0) + "\n", encoding="utf-8")
     nursery.forget(found)
     regressions = [name for name, one in found.items() if before.get(name) == "killed" != one]
-    lines = [f"  {name}: {place}" for name, place in places.items() if isinstance(place, str)]
+    lines = [f"  {name}: {definition}" for name, definition in definitions.items() if isinstance(definition, str)]
     lines += [nursery.note(), f"  {'subject':<12} killed survived lost"]
     for subject in dict.fromkeys(one.subject for one in mutants):
         count = Counter(found[one.id] for one in mutants if one.subject == subject)
@@ -274,7 +282,7 @@ class Nursery:
         named = f", such as {left_out[0]}" if left_out else ""
         return f"  {len(left_out)} tests that fail without a mutant or take too long do not count{named}"
 
-    def try_all(self, todo: Sequence[tuple[Mutant, Place]]) -> int:
+    def try_all(self, todo: Sequence[tuple[Mutant, Definition]]) -> int:
         """Try each mutant and note its result."""
         os.chdir(self.tree.root)
         sys.path.insert(0, str(self.tree.root))
@@ -284,18 +292,18 @@ class Nursery:
             tempfile.tempdir = folder
             _settle_hypothesis()
             self._trace([name for name in self.files if name not in self.traces])
-            chosen = {one.id: self._chosen(one, place) for one, place in todo}
+            chosen = {one.id: self._chosen(one, definition) for one, definition in todo}
             wanted = list(dict.fromkeys(name for names in chosen.values() for name in names))
             self._trace(self._stale(wanted))
             self._import(wanted)
-            live = Live([place for _, place in todo], self.tree.sources())
-            for number, (mutant, place) in enumerate(todo, 1):
+            live = Live([definition for _, definition in todo], self.tree.sources())
+            for number, (mutant, definition) in enumerate(todo, 1):
                 start = time.monotonic()
-                found = self._tried(mutant, place, chosen[mutant.id], live)
+                found = self._tried(mutant, definition, chosen[mutant.id], live)
                 if found != "killed" == self.before.get(mutant.id):
-                    others = [name for name in self._callers(mutant, place) if name not in chosen[mutant.id]]
+                    others = [name for name in self._callers(mutant, definition) if name not in chosen[mutant.id]]
                     self._trace(self._stale(others))
-                    found = self._tried(mutant, place, others, live)
+                    found = self._tried(mutant, definition, others, live)
                 with self.results.open("a") as results:
                     results.write(json.dumps({"state": self.state, "id": mutant.id, "found": found}) + "\n")
                 taken = time.monotonic() - start
@@ -305,16 +313,16 @@ class Nursery:
     def _stale(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if self.traces[name]["state"] != self.state]
 
-    def _callers(self, mutant: Mutant, place: Place) -> list[str]:
+    def _callers(self, mutant: Mutant, definition: Definition) -> list[str]:
         """Return test files that call a function, by either name; those first that call few others."""
-        names = {place.name, mutant.function}
+        names = {definition.name, mutant.function}
         calling = [name for name in self.files if names & set(self.traces[name]["functions"])]
         return sorted(calling, key=lambda name: (len(self.traces[name]["functions"]), name))
 
-    def _chosen(self, mutant: Mutant, place: Place) -> list[str]:
+    def _chosen(self, mutant: Mutant, definition: Definition) -> list[str]:
         """Return the first of them, as far as there is time; at least one."""
         chosen, taken = [], 0.0
-        for name in self._callers(mutant, place)[:MOST_FILES]:
+        for name in self._callers(mutant, definition)[:MOST_FILES]:
             if taken + self.traces[name]["seconds"] <= FILES_S or not chosen:
                 chosen.append(name)
                 taken += self.traces[name]["seconds"]
@@ -360,20 +368,22 @@ class Nursery:
         found.write_text(json.dumps({"functions": names, "seconds": seconds, "left_out": sorted(left_out)}))
         return int(code)
 
-    def _tried(self, mutant: Mutant, place: Place, names: Sequence[str], live: "Live") -> str:
+    def _tried(self, mutant: Mutant, definition: Definition, names: Sequence[str], live: "Live") -> str:
         if not names:
             return "survived"
         left_out = {test for name in names for test in self.traces[name]["left_out"]}
         log = self.tree.build / "mutant.log"
-        code = forked(lambda: self._tests(live, mutant, place, names, left_out), log, CPU_S)
+        code = forked(lambda: self._tests(live, mutant, definition, names, left_out), log, CPU_S)
         if code in {4, BROKEN}:
             raise RuntimeError(f"{mutant} could not be tried: {log.read_text()[-2000:]}")
         return "survived" if code in {0, 5} else "killed"
 
-    def _tests(self, live: "Live", mutant: Mutant, place: Place, names: Sequence[str], left_out: set[str]) -> int:
+    def _tests(
+        self, live: "Live", mutant: Mutant, definition: Definition, names: Sequence[str], left_out: set[str]
+    ) -> int:
         import pytest
 
-        live.exchange(place, mutated(place, mutant))
+        live.exchange(definition, mutated(definition, mutant))
         return int(pytest.main([*(str(self.files[name]) for name in names), "-x", *self._flags()], [Strict(left_out)]))
 
 
@@ -416,8 +426,8 @@ class Strict:
 class Live:
     """Function objects of this process."""
 
-    def __init__(self, places: Sequence[Place], sources: Iterable[Path]) -> None:
-        for path in {place.path for place in places}:
+    def __init__(self, definitions: Sequence[Definition], sources: Iterable[Path]) -> None:
+        for path in {definition.path for definition in definitions}:
             _import_file(path)
         self.functions: dict[tuple[Path, str, int], list[types.FunctionType]] = {}
         self.caches = []
@@ -432,9 +442,9 @@ class Live:
                     self.caches.append(one)
         gc.freeze()
 
-    def exchange(self, place: Place, code: types.CodeType) -> None:
+    def exchange(self, definition: Definition, code: types.CodeType) -> None:
         """Let the function run other code, and forget what was cached with its own."""
-        for function in self.functions[place.path, place.name, place.first_line]:
+        for function in self.functions[definition.path, definition.name, definition.first_line]:
             function.__code__ = code
         for cache in self.caches:
             cache.cache_clear()

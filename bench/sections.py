@@ -19,7 +19,7 @@ from kernelwright.sandbox.verdict.verdicts import Passed
 RECORDED = "recorded"
 RECORD = Path(__file__).parent / "records" / "real-answers.jsonl.gz"
 HEAD = "| left out | tokens of the prompt | first answers right | speedup of those | over the whole prompt's |"
-TURNS = "| answers of | turn | asked | right | faster than its parent | median gain |"
+ROLES = "| answers of | turn | asked | right | faster than its parent | median gain |"
 IDEAS = "| answers of | idea | tried | won | median gain of an improvement |"
 
 
@@ -48,18 +48,18 @@ def tables(found: Sequence[Searched]) -> list[str]:
             whole.setdefault(model, []).append(indexed([one], []).rows[0])
         if model != RECORDED:
             parts.setdefault(target(one), {}).setdefault(left_out(one), {})[one.problem] = one
-    turns = [
-        f"| {model} | {role} | {told.asked} | {told.right} | {faster} | {number_text(told.gain)} |"
+    trials = [
+        f"| {model} | {role} | {reported.asked} | {reported.right} | {faster} | {number_text(reported.gain)} |"
         for model, rows in sorted(whole.items())
-        for role, told in by_role(rows).items()
-        for faster in [number_text(told.faster, "d")]
+        for role, reported in by_role(rows).items()
+        for faster in [number_text(reported.faster, "d")]
     ]
     ideas = [
-        f"| {model} | {idea} | {told.tried} | {told.won} | {number_text(told.gain)} |"
+        f"| {model} | {idea} | {reported.tried} | {reported.won} | {number_text(reported.gain)} |"
         for model, rows in sorted(whole.items())
-        for idea, told in by_idea(rows).items()
+        for idea, reported in by_idea(rows).items()
     ]
-    return [*map(_sections, parts.values()), _table(TURNS, turns), _table(IDEAS, ideas)]
+    return [*map(_sections, parts.values()), _table(ROLES, trials), _table(IDEAS, ideas)]
 
 
 def _sections(parts: dict[str, dict[str, Searched]]) -> str:

@@ -73,5 +73,5 @@ def _stamped(path: Path, prompts: dict) -> Path:
 
 if __name__ == "__main__":
     drafts = sys.argv[1] == "--drafts"
-    for story in stamp_drafts(*sys.argv[2:5]) if drafts else stamp(Path(sys.argv[1])):
-        print(story)
+    for session in stamp_drafts(*sys.argv[2:5]) if drafts else stamp(Path(sys.argv[1])):
+        print(session)

@@ -195,7 +195,7 @@ class JudgingOptions(NamedTuple):
 RANKING, SEARCHING = JudgingOptions(), JudgingOptions(effort="search")
 
 
-class PlaceOptions(NamedTuple):
+class DeviceOptions(NamedTuple):
     """Devices: those that judge many candidates, of this machine, of a cluster or of a service."""
 
     executor: ExecutorOption = "local"
@@ -236,7 +236,7 @@ class PlaceOptions(NamedTuple):
             raise UserMistake(f"--device {device} is of this machine, and a cluster hands out its own; give cuda")
 
 
-HERE = PlaceOptions()
+HERE = DeviceOptions()
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 LEAST_BYTES = 2**20
 
@@ -330,7 +330,7 @@ def size_for(problem: str, size: str | None, device: str) -> str | None:
     return "gpu" if size is None and device != "cpu" and problem in catalog_names() else size
 
 
-def place_words(device: str, dtype: str | None = None) -> str:
+def device_words(device: str, dtype: str | None = None) -> str:
     """Return device, its name and the dtype, such as `cuda:0, NVIDIA H200, bfloat16`."""
     from kernelwright.sandbox.machine import device_name
 

@@ -192,12 +192,12 @@ def _judge(chosen: list[Released], rows: _Rows, facts: dict[str, Any], device: s
     """Judge at one accuracy; after the first one only kernels whose earlier verdicts do not show it."""
     asked = {"device": device, "effort": facts["effort"], "accuracy": facts["accuracy"], "compiled": ["default"]}
 
-    def tells(row: Row, one: Released) -> bool:
+    def shows(row: Row, one: Released) -> bool:
         is_same = (row.source, row.name, row.sizes) == (one.source, one.name, facts["sizes"])
         return is_same and row.meets(facts["accuracy"]) is not None
 
     def work(one: Released) -> None:
-        is_known = not is_first and any(tells(row, one) for row in list(rows.known.values()))
+        is_known = not is_first and any(shows(row, one) for row in list(rows.known.values()))
         if is_in_time() and not is_known and _row(one, facts | EMPTY).key not in rows.known:
             rows.add(_row(one, facts | _judged(judges, one)))
 
@@ -306,8 +306,8 @@ def _report(chosen: list[Released], rows: _Rows, sizes: str, with_theirs: bool) 
         found = [row for row in rows.known.values() if (row.way, row.accuracy, row.sizes) == (OURS, accuracy, sizes)]
         if found:
             counts = Counter(row.outcome for row in found)
-            told = ", ".join(f"{counts[key]} {key}" for key in sorted(counts))
-            lines.append(f"  {OURS} at {accuracy}: {len(found)} of {len(chosen)}; {told}")
+            reported = ", ".join(f"{counts[key]} {key}" for key in sorted(counts))
+            lines.append(f"  {OURS} at {accuracy}: {len(found)} of {len(chosen)}; {reported}")
         best |= {row.name: row for row in found if row.name not in best or best[row.name].outcome != "passed"}
     theirs = {row.name: row.outcome == "passed" for row in rows.known.values() if row.way == THEIRS}
     if with_theirs:

@@ -99,11 +99,11 @@ def again(
 
     left = judge_again(folder, tree, lambda line: print(line, flush=True), minutes)
     kept = [row for row in read_index(folder).rows if row.kernel]
-    met = sum(row.again is not None and row.again.meets for row in kept)
+    agreeing = sum(row.again is not None and row.again.meets for row in kept)
     for sentence in left:
         print(f"not judged again: {sentence}")
-    print(f"the intervals of {met} of {len(kept)} kept kernels meet")
-    raise typer.Exit(0 if met == len(kept) else FELL_SHORT)
+    print(f"the intervals of {agreeing} of {len(kept)} kept kernels meet")
+    raise typer.Exit(0 if agreeing == len(kept) else FELL_SHORT)
 
 
 @app.command()

@@ -23,7 +23,7 @@ from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.settings import Settings
 
 
-def judge_again(folder: Path, tree: Path, tell: Callable[[str], None], minutes: float = float("inf")) -> list[str]:
+def judge_again(folder: Path, tree: Path, report: Callable[[str], None], minutes: float = float("inf")) -> list[str]:
     """Judge what has no second judging yet, in full, against the problems of a checkout; what could not be judged.
 
     Raises `ProblemError` where this machine has another device than the run's, or the checkout another problem.
@@ -50,7 +50,7 @@ def judge_again(folder: Path, tree: Path, tell: Callable[[str], None], minutes: 
             continue
         known = list(read_lines(folder / AGAIN, Judgement.model_validate_json))
         write_lines(folder / AGAIN, [*known, done])
-        tell(said(row, done))
+        report(said(row, done))
     write_index(folder)
     return left
 
@@ -103,7 +103,7 @@ def read_hazards(folder: Path) -> dict[str, dict[str, str]]:
     return found
 
 
-def check_hazards(folder: Path, tree: Path, tell: Callable[[str], None], minutes: float = float("inf")) -> int:
+def check_hazards(folder: Path, tree: Path, report: Callable[[str], None], minutes: float = float("inf")) -> int:
     """Run the tools over what has no outcome yet; how many kernels are left. Raises `MachineError` without a tool."""
     end = time.monotonic() + 60 * minutes
     index = read_index(folder)
@@ -121,7 +121,7 @@ def check_hazards(folder: Path, tree: Path, tell: Callable[[str], None], minutes
             found = {tool: f"silent: {error}" for tool in TOOLS}
         known[_digest(row)] = found
         write_atomically(folder / HAZARDS, json.dumps(known, indent=1, sort_keys=True) + "\n")
-        tell(f"{row.address} in {row.dtype}: {', '.join(f'{tool} {said}' for tool, said in found.items())}")
+        report(f"{row.address} in {row.dtype}: {', '.join(f'{tool} {said}' for tool, said in found.items())}")
     return 0
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.results.records import Index, Kept, Turn
+from bench.results.records import Index, Kept, Trial
 from kernelwright.evals import metrics
 from kernelwright.evals.leaderboard import Board, LeaderboardCell, boards
 from kernelwright.evals.leaderboard import Row as BoardRow
@@ -13,7 +13,7 @@ from kernelwright.evals.metrics import Estimate, Result
 from kernelwright.evals.verdict_store import JudgedKernel
 
 
-class Standing(NamedTuple):
+class DtypeBoard(NamedTuple):
     """The board of one dtype with its only entrant, and the rows of the index that its cells are of."""
 
     dtype: str
@@ -55,7 +55,7 @@ def level_of(kept: Kept) -> str:
     return kept.address.partition("/")[0]
 
 
-def standings(index: Index) -> list[Standing]:
+def dtype_boards(index: Index) -> list[DtypeBoard]:
     """One for each dtype, as `kernelwright leaderboard` has it; what a later judge refused is in quarantine."""
     refused = {}
     for row in index.rows:
@@ -74,7 +74,7 @@ def standings(index: Index) -> list[Standing]:
         facts = [index.run_summary(row) for row in kept]
         version = str(facts[0].judge_version)
         (board,) = boards(facts, version, lambda _, problem, kernel: refused.get((problem, kernel)))
-        found.append(Standing(dtype, board, board.rows[0], kept))
+        found.append(DtypeBoard(dtype, board, board.rows[0], kept))
     return found
 
 
@@ -173,7 +173,7 @@ class After(NamedTuple):
     """Geometric mean over all problems of the best so far, 1 where there is none: PyTorch goes on being used."""
 
 
-def after_each_answer(standing: Standing) -> list[After]:
+def after_each_answer(standing: DtypeBoard) -> list[After]:
     """Sum up the first answer alone, the first two, and so on, as far as every search has come."""
     tries = [kept.answers for kept, _ in standing.ranked]
     most = max(map(len, tries), default=0)
@@ -181,11 +181,11 @@ def after_each_answer(standing: Standing) -> list[After]:
     return [_after([made[:count] for made in tries], count) for count in range(1, min([most, *waiting]) + 1)]
 
 
-def _after(tries: Sequence[Sequence[Turn]], count: int) -> After:
+def _after(tries: Sequence[Sequence[Trial]], count: int) -> After:
     results = []
     for made in tries:
-        right = [turn for turn in made if turn.standing is not None]
-        best = max(right, key=lambda turn: turn.standing or 0.0, default=None)
+        right = [trial for trial in made if trial.standing is not None]
+        best = max(right, key=lambda trial: trial.standing or 0.0, default=None)
         found = best.speedup if best else None
         if found is not None and best and best.standing != found:  # too noisy, or not confirmed
             found = min(1.0, found)
@@ -209,11 +209,11 @@ def rounds(rows: Sequence[Kept]) -> list[Round]:
     """By dtype, the first answer of each problem, the second, and so on."""
     found = []
     for dtype in dict.fromkeys(row.dtype for row in rows):
-        counted = [[turn for turn in row.tries if turn.counts] for row in rows if row.dtype == dtype]
+        counted = [[trial for trial in row.tries if trial.counts] for row in rows if row.dtype == dtype]
         for number in range(1, max(map(len, counted), default=0) + 1):
-            turns = [tries[number - 1] for tries in counted if len(tries) >= number]
-            answered = sum(turn.outcome != "not answered yet" for turn in turns)
-            found.append(Round(dtype, number, len(turns), answered, sum(not turn.is_open for turn in turns)))
+            trials = [tries[number - 1] for tries in counted if len(tries) >= number]
+            answered = sum(trial.outcome != "not answered yet" for trial in trials)
+            found.append(Round(dtype, number, len(trials), answered, sum(not trial.is_open for trial in trials)))
     return found
 
 
@@ -230,20 +230,20 @@ class RoleFigures(NamedTuple):
 
 def by_role(rows: Sequence[Kept]) -> dict[str, RoleFigures]:
     """In the order in which roles first come."""
-    found: dict[str, list[tuple[Turn, float | None]]] = {}
+    found: dict[str, list[tuple[Trial, float | None]]] = {}
     for row in rows:
-        speedups = {turn.number: turn.speedup for turn in row.tries}
-        for turn in (turn for turn in row.tries if not turn.is_open):
-            found.setdefault(turn.role, []).append((turn, speedups.get(turn.parent or 0)))
-    return {role: _role(turns) for role, turns in found.items()}
+        speedups = {trial.number: trial.speedup for trial in row.tries}
+        for trial in (trial for trial in row.tries if not trial.is_open):
+            found.setdefault(trial.role, []).append((trial, speedups.get(trial.parent or 0)))
+    return {role: _role(trials) for role, trials in found.items()}
 
 
-def _role(turns: Sequence[tuple[Turn, float | None]]) -> RoleFigures:
-    right = [(turn.speedup, parent) for turn, parent in turns if turn.speedup is not None]
+def _role(trials: Sequence[tuple[Trial, float | None]]) -> RoleFigures:
+    right = [(trial.speedup, parent) for trial, parent in trials if trial.speedup is not None]
     gains = [speedup / parent for speedup, parent in right if parent]
-    improving = any(parent for _, parent in turns)
+    improving = any(parent for _, parent in trials)
     faster = sum(gain > 1 for gain in gains) if improving else None
-    return RoleFigures(len(turns), len(right), faster, statistics.median(gains) if gains else None)
+    return RoleFigures(len(trials), len(right), faster, statistics.median(gains) if gains else None)
 
 
 class IdeaFigures(NamedTuple):
@@ -264,21 +264,21 @@ def by_idea(rows: Sequence[Kept]) -> dict[str, IdeaFigures]:
         for idea, (times, wins) in row.ideas.items():
             tried[idea] += times
             won[idea] += wins
-        speedups = {turn.number: turn.speedup for turn in row.tries}
-        for turn in row.tries:
-            before = speedups.get(turn.parent or 0)
-            if turn.role == "improve" and turn.speedup and before:
-                gains.setdefault(turn.idea, []).append(turn.speedup / before)
+        speedups = {trial.number: trial.speedup for trial in row.tries}
+        for trial in row.tries:
+            before = speedups.get(trial.parent or 0)
+            if trial.role == "improve" and trial.speedup and before:
+                gains.setdefault(trial.idea, []).append(trial.speedup / before)
     middle = {idea: statistics.median(found) for idea, found in gains.items()}
     order = sorted(tried, key=lambda idea: (-middle.get(idea, 0.0), -won[idea], -tried[idea], idea))
     return {idea: IdeaFigures(tried[idea], won[idea], middle.get(idea)) for idea in order}
 
 
-def failures(rows: Sequence[Kept]) -> dict[str, list[tuple[Kept, Turn]]]:
+def failures(rows: Sequence[Kept]) -> dict[str, list[tuple[Kept, Trial]]]:
     """By outcome, every answer that came to nothing; the most frequent outcome first."""
-    found: dict[str, list[tuple[Kept, Turn]]] = {}
+    found: dict[str, list[tuple[Kept, Trial]]] = {}
     for row in rows:
-        for turn in row.answers:
-            if turn.outcome != "passed":
-                found.setdefault(turn.outcome, []).append((row, turn))
+        for trial in row.answers:
+            if trial.outcome != "passed":
+                found.setdefault(trial.outcome, []).append((row, trial))
     return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))

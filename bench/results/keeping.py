@@ -34,7 +34,7 @@ from kernelwright.problems.problem import Record, first_fault
 from kernelwright.sandbox.storage import write_atomically
 
 FILE = "selection.toml"
-PLACES = {
+HEADER_KEYS = {
     "--target": "search.target", "--provider": "provider.kind", "--strategy": "search.strategy",
     "--attempts": "search.attempts", "--compile": "judging.compiled",
 }  # fmt: skip
@@ -73,8 +73,8 @@ class Selection(Record):
             key, is_set, of = value.partition("=")
             if option == "--set" and is_set:
                 found[f"search.{key}"] = json.loads(of)
-            elif option in PLACES:
-                found[PLACES[option]] = int(value) if value.isdecimal() else value
+            elif option in HEADER_KEYS:
+                found[HEADER_KEYS[option]] = int(value) if value.isdecimal() else value
             else:
                 raise ProblemError(f"{FILE} has {option} {value}, which no run can be held against; leave it out")
         return found
@@ -158,8 +158,8 @@ def keep(folder: Path, runs: Sequence[Path], replace: bool = False) -> Index:
     kept = records_in(folder)
     others = [one for one in kept if new.get((one.address, one.dtype), one.run) != one.run]
     if others and not replace:
-        told = ", ".join(f"{one.address} in {one.dtype}" for one in others)
-        raise ProblemError(f"another run was kept of {told}; say --replace if this one is to take its place")
+        reported = ", ".join(f"{one.address} in {one.dtype}" for one in others)
+        raise ProblemError(f"another run was kept of {reported}; say --replace if this one is to take its place")
     found = [one for one in kept if (one.address, one.dtype) not in new] + fresh
     _check_entrants(found)
     found.sort(key=lambda one: one.place)
@@ -203,8 +203,8 @@ def _check_entrants(found: Sequence[Searched]) -> None:
     for dtype in {one.dtype for one in found}:
         said = {_entrant(one) for one in found if one.dtype == dtype}
         if len(said) > 1:
-            told = "; ".join(", ".join(each) for each in sorted(said))
-            raise ProblemError(f"the runs in {dtype} differ ({told}); keep those of one model and device")
+            reported = "; ".join(", ".join(each) for each in sorted(said))
+            raise ProblemError(f"the runs in {dtype} differ ({reported}); keep those of one model and device")
 
 
 def _entrant(one: Searched) -> tuple[str, ...]:

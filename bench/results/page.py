@@ -7,7 +7,7 @@ from textwrap import fill
 
 from bench.results import figures, pictures
 from bench.results.again import TOOLS, read_hazards
-from bench.results.figures import Standing, level_figures, level_of, standings
+from bench.results.figures import DtypeBoard, dtype_boards, level_figures, level_of
 from bench.results.keeping import Selection, read_selection
 from bench.results.records import Index, Kept, read_index
 from kernelwright.evals.leaderboard import LeaderboardCell
@@ -155,7 +155,7 @@ MOST_REASONS = 12
 def write_page(folder: Path, docs: Path) -> list[Path]:
     """Write the page and its pictures; the files. Raises `ProblemError` where the folder holds no run."""
     index, selection = read_index(folder), read_selection(folder)
-    found = standings(index)
+    found = dtype_boards(index)
     texts = {docs / PAGE: page(index, selection, found, folder)}
     for one in found:
         texts[docs / "pictures" / f"results-{one.dtype}.svg"] = pictures.speedups(one)
@@ -179,7 +179,7 @@ def read_notes(folder: Path) -> dict[str, dict[str, str]]:
         raise ProblemError(f"{path} cannot be read ({error}); correct it") from None
 
 
-def page(index: Index, selection: Selection, found: Sequence[Standing], folder: Path) -> str:
+def page(index: Index, selection: Selection, found: Sequence[DtypeBoard], folder: Path) -> str:
     """The text of the page; `folder` has what is beside the index: sentences, and outcomes of tools."""
     notes, found_by = read_notes(folder), read_hazards(folder)
     parts = [_head(selection, found), *_missing(index, selection), _rounds(index)]
@@ -200,7 +200,7 @@ def page(index: Index, selection: Selection, found: Sequence[Standing], folder: 
     for one in found:
         parts.append(f"![fast_p in {one.dtype}](pictures/results-{one.dtype}-curves.svg)")
         parts.append(markdown_table(("against", *(f"fast_{p:g}" for p in THRESHOLDS)), _curve(one)))
-    parts += [SECTIONS["turns"], _turns(found), *_ended_early(index), ROLES, _roles(index)]
+    parts += [SECTIONS["turns"], _by_answers(found), *_ended_early(index), ROLES, _roles(index)]
     parts += [SECTIONS["failures"], _failures(index)]
     parts += [SECTIONS["ideas"], _ideas(index), _again(index), _commands(index, selection), _made(index), LIMITS]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
@@ -220,7 +220,7 @@ ABOVE = 10.0
 """Speedups above this have a sentence each in `results/notes.toml`."""
 
 
-def _head(selection: Selection, found: Sequence[Standing]) -> str:
+def _head(selection: Selection, found: Sequence[DtypeBoard]) -> str:
     """Title and first paragraphs, with what differs from run to run put in."""
     said = HEAD.format(
         rule=f"{selection.rule} ({len(selection.problems)} problems, commit {selection.commit})",
@@ -246,7 +246,7 @@ def _missing(index: Index, selection: Selection) -> list[str]:
     return [fill(f"{UNDER_WAY} {' '.join(said)}", 120)] if said else []
 
 
-def _short(one: Standing, pairs: Sequence[tuple[Kept, LeaderboardCell]]) -> Sequence[str]:
+def _short(one: DtypeBoard, pairs: Sequence[tuple[Kept, LeaderboardCell]]) -> Sequence[str]:
     found = level_figures(pairs, list(one.results()))
     below = f", {found.below_floor} below" if found.below_floor else ""
     counts = (str(found.problems), str(found.right), share_text(found.faster), str(found.at_the_wall))
@@ -255,14 +255,14 @@ def _short(one: Standing, pairs: Sequence[tuple[Kept, LeaderboardCell]]) -> Sequ
     return (*counts, number_text(found.median), estimate_text(found.mean), *means, *shares, share_text(found.of_copy))
 
 
-def _by_level(one: Standing) -> Iterable[Sequence[str]]:
+def _by_level(one: DtypeBoard) -> Iterable[Sequence[str]]:
     for level in one.levels:
         pairs = [pair for pair in one.ranked if level_of(pair[0]) == level]
         if pairs:
             yield (one.dtype, level, *_short(one, pairs))
 
 
-def _without_ours(found: Sequence[Standing]) -> str:
+def _without_ours(found: Sequence[DtypeBoard]) -> str:
     said = []
     for one in found:
         others = [pair for pair in one.ranked if pair[0].address not in OURS_TOO]
@@ -274,8 +274,8 @@ def _without_ours(found: Sequence[Standing]) -> str:
 def _line(kept: Kept, cell: LeaderboardCell) -> Sequence[str]:
     found = cell.published
     start = (f"{kept.address} {in_markdown(kept.title.partition('_')[2])}", _answers(kept))
-    told = found if found is not None and found.passed else kept.reference
-    times = [number_text(ms, ".4g") for ms in _baseline_times(told)]
+    reported = found if found is not None and found.passed else kept.reference
+    times = [number_text(ms, ".4g") for ms in _baseline_times(reported)]
     wall = "at the wall, " if figures.is_at_the_wall(kept, cell) else ""
     if found is None or not found.passed:
         return (*start, "-", *times, "-", "-", "-", wall + cell.status, "-", _judged_again(kept))
@@ -303,7 +303,7 @@ def _how(kept: Kept, cell: LeaderboardCell, hazards: Mapping[str, Mapping[str, s
     return (kept.address, clock, found.effort, samples, in_markdown(judge[:12]), found.accuracy, tokens, *tools, marks)
 
 
-def _above(found: Sequence[Standing], notes: dict[str, dict[str, str]]) -> str:
+def _above(found: Sequence[DtypeBoard], notes: dict[str, dict[str, str]]) -> str:
     """A sentence for each large factor."""
     lines = []
     for one in found:
@@ -336,9 +336,9 @@ def _baseline_times(found: VerdictSummary | None) -> list[float | None]:
 def _answers(kept: Kept) -> str:
     """List the answers: the speedup of the first verdict, or the stage of the failure."""
     said = []
-    for turn in kept.answers:
-        right = turn.speedup is not None and turn.first is not None
-        said.append(f"{turn.first:.2f}" if right else turn.outcome.removeprefix("failed at "))
+    for trial in kept.answers:
+        right = trial.speedup is not None and trial.first is not None
+        said.append(f"{trial.first:.2f}" if right else trial.outcome.removeprefix("failed at "))
     return ", ".join(said)
 
 
@@ -352,17 +352,17 @@ def _judged_again(kept: Kept) -> str:
     return words if kept.again.meets else f"{words}, apart"
 
 
-def _unranked(one: Standing) -> list[str]:
+def _unranked(one: DtypeBoard) -> list[str]:
     said = [f"{kept.address}: {cell.why}" for kept, cell in one.pairs if cell.status in ("quarantined", "weak problem")]
     return [f"Not counted: {in_markdown('; '.join(said))}."] if said else []
 
 
-def _curve(one: Standing) -> list[Sequence[str]]:
+def _curve(one: DtypeBoard) -> list[Sequence[str]]:
     curves = {name: fast_curve(results) for name, results in one.results().items() if results}
     return [(AGAINST[name], *map(share_text, curve.values())) for name, curve in curves.items()]
 
 
-def _turns(found: Sequence[Standing]) -> str:
+def _by_answers(found: Sequence[DtypeBoard]) -> str:
     heading = ("dtype", "after", "right", "faster than all", "geometric mean, failures and losses as 1")
     lines = [
         (one.dtype, _count(after.answers), share_text(after.right), share_text(after.fast_1), f"{after.mean:.2f}")
@@ -404,9 +404,11 @@ def _failures(index: Index) -> str:
             markdown_table(("outcome", "answers"), [(outcome, str(len(ones))) for outcome, ones in found.items()])
         )
     for outcome, ones in found.items():
-        told = [f"- {row.address} in {row.dtype}, answer {turn.number}: {in_markdown(turn.why)}" for row, turn in ones]
-        more = [f"- and {len(told) - MOST_REASONS} more"] if len(told) > MOST_REASONS else []
-        parts.append("\n".join([f"**{outcome}**", "", *told[:MOST_REASONS], *more]))
+        reported = [
+            f"- {row.address} in {row.dtype}, answer {trial.number}: {in_markdown(trial.why)}" for row, trial in ones
+        ]
+        more = [f"- and {len(reported) - MOST_REASONS} more"] if len(reported) > MOST_REASONS else []
+        parts.append("\n".join([f"**{outcome}**", "", *reported[:MOST_REASONS], *more]))
     return "\n\n".join(parts)
 
 
@@ -430,10 +432,10 @@ def _again(index: Index) -> str:
     met = sum(one.meets for one in done)
     days = sorted({f"{one.time:%Y-%m-%d}" for one in done})
     on = f", on {', '.join(days)}" if days else ""
-    told = (
+    reported = (
         f"{len(done)} of {len(kept)} kept kernels were judged a second time{on}; the intervals of {met} of them meet."
     )
-    return f"{JUDGED_TWICE}\n\n{told}"
+    return f"{JUDGED_TWICE}\n\n{reported}"
 
 
 def _commands(index: Index, selection: Selection) -> str:
@@ -464,8 +466,8 @@ def _made(index: Index) -> str:
         devices = ", ".join(dict.fromkeys(row.device for row in rows))
         judges = {row.facts.best.judge_version for row in rows if row.facts.best}
         by = ", ".join(sorted(one or "not on record" for one in judges))
-        told = (name, model, days, devices, judging["jail"], of, str(header["commit"] or "-")[:12], by)
-        lines.append(tuple(in_markdown(each) for each in told))
+        reported = (name, model, days, devices, judging["jail"], of, str(header["commit"] or "-")[:12], by)
+        lines.append(tuple(in_markdown(each) for each in reported))
     heading = (
         "run",
         "answers from",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from xml.sax.saxutils import escape, quoteattr
 
-from bench.results.figures import Standing, floor_share, level_of
+from bench.results.figures import DtypeBoard, floor_share, level_of
 from bench.results.records import Kept
 from kernelwright.evals import metrics
 from kernelwright.evals.leaderboard import LeaderboardCell
@@ -26,30 +26,30 @@ OWN = """
 """
 
 
-def speedups(standing: Standing) -> str:
+def speedups(dtype_board: DtypeBoard) -> str:
     """A row for each problem: every right answer, the best with its interval, and where the floor would be."""
-    known = [turn.speedup for kept, _ in standing.pairs for turn in kept.tries if turn.speedup is not None]
-    floors = [place for _, cell in standing.pairs if (place := _floor_place(cell)) is not None]
+    known = [trial.speedup for kept, _ in dtype_board.pairs for trial in kept.tries if trial.speedup is not None]
+    floors = [place for _, cell in dtype_board.pairs if (place := _floor_place(cell)) is not None]
     axis = axis_for([*known, *floors])
-    height = HEAD + ROW * len(standing.kept) + FOOT
-    told = f"{standing.dtype}: speedup over the fastest baseline, {len(standing.kept)} problems"
+    height = HEAD + ROW * len(dtype_board.kept) + FOOT
+    reported = f"{dtype_board.dtype}: speedup over the fastest baseline, {len(dtype_board.kept)} problems"
     legend = "open: right answers; filled: the best, with its interval; upright: the floor"
     parts = [
-        _text(20, 26, told, "head"),
-        _text(20, 45, _circumstances(standing, standing.kept), "quiet"),
+        _text(20, 26, reported, "head"),
+        _text(20, 45, _circumstances(dtype_board, dtype_board.kept), "quiet"),
         _scale(axis, height),
     ]
     parts.append(_text(20, height - 7, legend, "quiet"))
-    parts += [_row(kept, cell, axis, HEAD + ROW * at) for at, (kept, cell) in enumerate(standing.pairs)]
-    return _svg((WIDTH, height), told, parts)
+    parts += [_row(kept, cell, axis, HEAD + ROW * at) for at, (kept, cell) in enumerate(dtype_board.pairs)]
+    return _svg((WIDTH, height), reported, parts)
 
 
-def fast_curves(standing: Standing) -> str:
+def fast_curves(dtype_board: DtypeBoard) -> str:
     """The share of problems that are right and more than p times as fast, over p, against each baseline."""
-    found = {name: results for name, results in standing.results().items() if results}
+    found = {name: results for name, results in dtype_board.results().items() if results}
     speeds = [one.speedup for results in found.values() for one in results if one.speedup is not None]
     axis = Axis(low=0.5, high=max(axis_for(speeds).high, 2.0))
-    told = f"{standing.dtype}: fast_p, the share of {len(standing.ranked)} problems more than p times as fast"
+    reported = f"{dtype_board.dtype}: fast_p, the share of {len(dtype_board.ranked)} problems more than p times as fast"
     parts = [_scale(axis, CURVE_HEIGHT), _shares()]
     for at, (name, results) in enumerate(found.items()):
         colour, words = CURVES[name]
@@ -60,9 +60,9 @@ def fast_curves(standing: Standing) -> str:
         parts.append(f'<line class="curve" stroke="{colour}" x1="{x}" x2="{x + 24}" y1="{y - 4}" y2="{y - 4}"/>')
         parts.append(_text(x + 32, y, words, "small"))
     moved = f'<g transform="translate(-{SHIFT} 0)">{"".join(parts)}</g>'
-    ranked = [kept for kept, _ in standing.ranked]
-    heads = [_text(20, 26, told, "head"), _text(20, 45, _circumstances(standing, ranked), "quiet")]
-    return _svg((WIDTH - SHIFT, CURVE_HEIGHT), told, [*heads, moved])
+    ranked = [kept for kept, _ in dtype_board.ranked]
+    heads = [_text(20, 26, reported, "head"), _text(20, 45, _circumstances(dtype_board, ranked), "quiet")]
+    return _svg((WIDTH - SHIFT, CURVE_HEIGHT), reported, [*heads, moved])
 
 
 def _height(share: float) -> float:
@@ -82,9 +82,9 @@ def _row(kept: Kept, cell: LeaderboardCell, axis: Axis, top: int) -> str:
     y = top + ROW // 2
     name = f"{kept.address}  {kept.title.partition('_')[2]}"
     parts = [_text(20, y + 4, name if len(name) <= 46 else f"{name[:43]}...", "small")]
-    for turn in kept.tries:
-        if turn.speedup is not None:
-            parts.append(f'<circle class="right" cx="{axis.at(turn.speedup)}" cy="{y}" r="3"/>')
+    for trial in kept.tries:
+        if trial.speedup is not None:
+            parts.append(f'<circle class="right" cx="{axis.at(trial.speedup)}" cy="{y}" r="3"/>')
     floor = _floor_place(cell)
     if floor is not None:
         parts.append(f'<line class="floor" x1="{axis.at(floor)}" x2="{axis.at(floor)}" y1="{y - 7}" y2="{y + 7}"/>')
@@ -121,10 +121,10 @@ def _scale(axis: Axis, height: int) -> str:
     return "\n".join(parts)
 
 
-def _circumstances(standing: Standing, shown: Sequence[Kept]) -> str:
-    row = standing.row
-    levels = ", ".join(f"{sum(level_of(kept) == level for kept in shown)} of {level}" for level in standing.levels)
-    return f"{levels}; {row.target}, answers: {row.model}, strategy: {row.strategy}; {standing.board.device}"
+def _circumstances(dtype_board: DtypeBoard, shown: Sequence[Kept]) -> str:
+    row = dtype_board.row
+    levels = ", ".join(f"{sum(level_of(kept) == level for kept in shown)} of {level}" for level in dtype_board.levels)
+    return f"{levels}; {row.target}, answers: {row.model}, strategy: {row.strategy}; {dtype_board.board.device}"
 
 
 def _svg(sides: tuple[int, int], label: str, parts: Sequence[str]) -> str:

@@ -161,7 +161,7 @@ WHY = 160
 """Letters of a reason that the index keeps; the records have all of it."""
 
 
-class Turn(Record):
+class Trial(Record):
     """One attempt, flat."""
 
     number: int
@@ -222,7 +222,7 @@ class Kept(Record):
     facts: ProblemSummary
     reference: VerdictSummary | None
     """PyTorch's times before the first answer, by a brief look; None where there was none."""
-    tries: tuple[Turn, ...]
+    tries: tuple[Trial, ...]
     ideas: dict[str, tuple[int, int]]
     """By idea, how often it was tried and won, as the search itself counts."""
     samples: int | None = None
@@ -237,9 +237,9 @@ class Kept(Record):
     again: SecondJudging | None = None
 
     @property
-    def answers(self) -> tuple[Turn, ...]:
+    def answers(self) -> tuple[Trial, ...]:
         """The attempts at a candidate that have a result."""
-        return tuple(turn for turn in self.tries if turn.counts and not turn.is_open)
+        return tuple(trial for trial in self.tries if trial.counts and not trial.is_open)
 
     @property
     def is_begun(self) -> bool:
@@ -249,7 +249,7 @@ class Kept(Record):
     @property
     def tokens(self) -> int:
         """Of prompts and answers together, as far as they were answered."""
-        return sum(turn.prompt_tokens + turn.reply_tokens for turn in self.tries if not turn.is_open)
+        return sum(trial.prompt_tokens + trial.reply_tokens for trial in self.tries if not trial.is_open)
 
 
 class Index(Record):
@@ -337,7 +337,7 @@ def _row(one: Searched, again: Sequence[Judgement]) -> Kept:
         kernel=kernel_file(one) if best else None,
         facts=one.facts,
         reference=summarize(one.measured.verdict) if one.measured and one.measured.verdict else None,
-        tries=tuple(_turn(answered, refused) for answered in one.attempts),
+        tries=tuple(_trial(answered, refused) for answered in one.attempts),
         ideas={idea: (count, won[idea]) for idea, count in sorted(tried.items())},
         samples=len(measurement.closest.candidate_ms) if measurement else None,
         worker_pairs=len(set(measurement.closest.workers)) or 1 if measurement else None,
@@ -381,12 +381,12 @@ def kernel_file(one: Searched) -> str:
     return f"{KERNELS}/{one.dtype}/{safe_name(one.address.replace('/', '-'))}.py"
 
 
-def _turn(answered: Answered, refused: str | None) -> Turn:
+def _trial(answered: Answered, refused: str | None) -> Trial:
     attempt = answered.attempt
     digest = attempt.candidate.digest if attempt.candidate else None
     taken_back = digest is not None and digest == refused
     counts = attempt.ruling is not None and not summarize(attempt.ruling).is_impossible and not taken_back
-    return Turn(
+    return Trial(
         number=attempt.number,
         role=attempt.ask.role,
         idea=attempt.ask.idea,

@@ -15,7 +15,7 @@ SHARED_LOAD = re.compile(
     r"ld\.(?:acquire|volatile)|ld\.relaxed\.(?:gpu|sys)|load_acquire|nanosleep|atomicCAS|atomicExch"
 )
 """A load that sees another block's store, or a pause between two of them."""
-WHOLE_GRID = re.compile(r"this_grid\(\)|grid_group|grid\.sync\(")
+GRID_SYNC = re.compile(r"this_grid\(\)|grid_group|grid\.sync\(")
 LOOP = re.compile(r"\bdo\s*\{|\bwhile\s*\(")
 FUNCTION = re.compile(r"\b(\w+)\s*\([^;{}]*\)\s*\{")
 GLOBALS = re.compile(
@@ -23,7 +23,7 @@ GLOBALS = re.compile(
 )
 MULTIPROCESSORS = re.compile(r"\b(?:132|114|108|142|148)\b")
 PERSISTENT = re.compile(r"blocks?\b|multiproc|\bsms?\b|grid", re.IGNORECASE)
-ASKED_FOR = re.compile(r"multi_?processor_?count", re.IGNORECASE)
+QUERIED = re.compile(r"multi_?processor_?count", re.IGNORECASE)
 SHAPE = re.compile(r"\.shape|\.size\(|\.sizes\(|\.numel\(|\.dim\(|\.ndim\b")
 GUARD = re.compile(r"(?:CUDA|Device)Guard|torch\.cuda\.device\(|cuda\.device_of|cudaSetDevice")
 
@@ -41,7 +41,7 @@ def tags(source: str, dtype: str, is_below_roofline: bool = False) -> tuple[str,
         found.append("spin barrier")
     if GLOBALS.search(code):
         found.append("device globals")
-    if not ASKED_FOR.search(code) and any(
+    if not QUERIED.search(code) and any(
         MULTIPROCESSORS.search(line) and PERSISTENT.search(line) for line in code.splitlines()
     ):
         found.append("fixed multiprocessors")
@@ -57,7 +57,7 @@ def _waits_for_blocks(code: str) -> bool:
     loads = {found[1] for found in FUNCTION.finditer(code) if SHARED_LOAD.search(_block(code, found.end() - 1))}
     called = re.compile("|".join([SHARED_LOAD.pattern, *(rf"\b{name}\(" for name in loads - {"while", "for", "if"})]))
     loops = (code[found.start() : found.end()] + _rest(code, found.end() - 1) for found in LOOP.finditer(code))
-    return bool(WHOLE_GRID.search(code)) or any(called.search(loop) for loop in loops)
+    return bool(GRID_SYNC.search(code)) or any(called.search(loop) for loop in loops)
 
 
 def _rest(code: str, at: int) -> str:

@@ -38,19 +38,19 @@ def run() -> Report:
     if find_spec("torchvision") is None:
         print(NO_TORCHVISION, flush=True)
     top = Path(os.environ.get("KERNELWRIGHT_PROGRAMS", "runs/programs"))
-    told, missed = [], []
+    reported, missed = [], []
     for name in chosen(PROMISED):
         print(f"\n== {name}", flush=True)
         capture(name, top, small)
         if not search(name, top):
-            told.append(f"  {name} has no kernels yet: " + " ".join(_searching(name, top)) + " --model MODEL")
+            reported.append(f"  {name} has no kernels yet: " + " ".join(_searching(name, top)) + " --model MODEL")
             continue
         found = comparison(name, top, small)
         print(words(found), flush=True)
         if not found.right or found.whole.interval.low < PROMISED[name]:
             missed.append(name)
-    told.append(f"  below what was promised: {', '.join(missed) or 'none'}; pictures: {top}")
-    return Report("\n".join(told), not missed)
+    reported.append(f"  below what was promised: {', '.join(missed) or 'none'}; pictures: {top}")
+    return Report("\n".join(reported), not missed)
 
 
 def capture(name: str, top: Path, small: list[str]) -> None:

@@ -191,7 +191,7 @@ def words(found: dict[str, Any], dtype: str | None = None) -> str:
     if found["effort"] != "rank":
         left = f"; left out: {', '.join(found['not_met'])}" if found["not_met"] else ""
         lines.append(f"effort: {found['effort']}{left}")
-    lines.append(f"device: {options.place_words(found['device'], dtype)}")
+    lines.append(f"device: {options.device_words(found['device'], dtype)}")
     lines.append("jail: " + (", ".join(found["jail"]) or "nothing was run"))
     lines.append("seconds: " + ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in found["seconds"].items()))
     return "\n".join(lines)

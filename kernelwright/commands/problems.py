@@ -71,7 +71,7 @@ def check(
         Wanted(entry, where[options.device_for(device, "python", entry.problem.size if entry.problem else "cpu")])
         for entry in _entries(named, size, device, dtype)
     ]
-    with closing(Checks(threads, apart=len(wanted) > 1)) as checks:
+    with closing(Checks(threads, separate=len(wanted) > 1)) as checks:
         lines = _checked(wanted, checks, out, as_json)
     raise typer.Exit(DONE if {line.status for line in lines} <= {"ok"} else FELL_SHORT)
 
@@ -79,13 +79,13 @@ def check(
 class Checks:
     """Checks problems: one alone in this process, several in another. If that is killed, one problem has failed."""
 
-    def __init__(self, threads: int | None, apart: bool) -> None:
+    def __init__(self, threads: int | None, separate: bool) -> None:
         from kernelwright.sandbox.jail.zygote import become_a_judge
 
-        self._begin = partial(become_a_judge, threads, apart)
-        self._apart = multiprocessing.get_context("spawn") if apart else None
+        self._begin = partial(become_a_judge, threads, separate)
+        self._separate = multiprocessing.get_context("spawn") if separate else None
         self._pool: ProcessPoolExecutor | None = None
-        if not apart:
+        if not separate:
             self._begin()
 
     def line(self, wanted: Wanted) -> "Checked":
@@ -93,9 +93,9 @@ class Checks:
         from kernelwright.evals.checking import begun, check_entry, examine_problem
 
         entry, settings = wanted
-        if self._apart is None or entry.problem is None:
+        if self._separate is None or entry.problem is None:
             return check_entry(examine_problem, settings, entry)
-        self._pool = self._pool or ProcessPoolExecutor(1, self._apart, self._begin)
+        self._pool = self._pool or ProcessPoolExecutor(1, self._separate, self._begin)
         try:
             return self._pool.submit(check_entry, examine_problem, settings, entry).result()
         except BrokenProcessPool:
@@ -128,7 +128,7 @@ def _checked(wanted: Sequence[Wanted], checks: Checks, out: Path | None, as_json
         kept = [None if entry.problem is None else file.known(begun(entry, settings)) for entry, settings in wanted]
         if len(wanted) > 1:  # one alone says it by its line
             dtypes = {one.settings.device: one.entry.problem.dtype for one in wanted if one.entry.problem}
-            where = "; ".join(options.place_words(place, dtype) for place, dtype in sorted(dtypes.items()))
+            where = "; ".join(options.device_words(place, dtype) for place, dtype in sorted(dtypes.items()))
             known = sum(line is not None for line in kept)
             there = f"; {known} are in {out} already" if known else ""
             console.print(f"checking {len(wanted)} problems on {where}{there}", highlight=False, soft_wrap=True)

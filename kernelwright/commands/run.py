@@ -105,7 +105,7 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="New folder for the run; default: runs/TIME.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search's own choices.")] = 0,
-    where: options.PlaceOptions = options.HERE,
+    where: options.DeviceOptions = options.HERE,
     as_json: SummaryJson = False,
 ) -> None:
     """Search for a faster kernel for each problem. Without a model, judge the recorded answers again.

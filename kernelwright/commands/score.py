@@ -37,7 +37,7 @@ def score(
     merge: Annotated[list[Path] | None, typer.Option(help="--out folder of another shard; may be repeated.")] = None,
     builders: options.BuildersOption = None,
     asked: options.JudgingOptions = options.RANKING,
-    where: options.PlaceOptions = options.HERE,
+    where: options.DeviceOptions = options.HERE,
     judging: Annotated[
         bool, typer.Option("--judge/--no-judge", help="--no-judge: tell what is on record, judge nothing.")
     ] = True,
@@ -62,7 +62,7 @@ def score(
     files, strangers = collect_candidates(candidates, {**collected.problems, **collected.broken})
     chosen = [file for file in files if part is None or part.has(file)]
     _note_left_out(candidates, files, strangers, collected.broken)
-    settings = asked.settings(place_of(chosen, asked.size, asked.device, local=here))
+    settings = asked.settings(device_of(chosen, asked.size, asked.device, local=here))
     if settings.gpu and asked.size is None:
         collected = collect_problems(problems, options.size_for(problems, None, settings.device), asked.dtype)
     if here:
@@ -87,7 +87,7 @@ def score(
             exit_with(INTERRUPTED, f"stopped; every verdict is kept in {out}, the same command goes on from there")
     if not as_json:
         _print(progress, collected, out)
-        place = f"on {options.place_words(settings.device, asked.dtype)}"
+        place = f"on {options.device_words(settings.device, asked.dtype)}"
         print(f"Judged {f'by {where.server}' if where.server else place}.")
     lacking = [one for one in progress.done if one.machine_lacks]
     if lacking and len(lacking) == len(progress.done):
@@ -95,7 +95,7 @@ def score(
     raise typer.Exit(DONE if all(one.measured for one in progress.done) else FELL_SHORT)
 
 
-def place_of(files: "list[CandidateFile]", size: str | None, asked: str | None, local: bool = True) -> str:
+def device_of(files: "list[CandidateFile]", size: str | None, asked: str | None, local: bool = True) -> str:
     """The device of these candidates; `UserMistake` where some run on one and others cannot."""
     from kernelwright.evals.score import read_source
     from kernelwright.sandbox.authenticity.scan import candidate_of

@@ -63,7 +63,7 @@ def serve(
     if port is None and host != "127.0.0.1":
         raise UserMistake(f"--host {host} needs a --port")
     places = _places(device, executor)
-    where = options.PlaceOptions(executor, address, devices, kind).choice(builders)
+    where = options.DeviceOptions(executor, address, devices, kind).choice(builders)
     if executor == "local":
         options.check_threads(threads, None if "cuda" in places else devices)
     asked = options.JudgingOptions(memory=memory, threads=threads, jail=jail)

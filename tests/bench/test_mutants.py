@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench.mutants import Code, Mutant, Place, Tree, mutated, run
+from bench.mutants import Code, Definition, Mutant, Tree, mutated, run
 
 TOY = '''
 def clamp(value, low, high):
@@ -64,12 +64,12 @@ UNUSED = edit("unused", "value * 2", "value / 2")
 
 
 def result(tree, mutant):
-    place = Code(tree).locate(mutant)
-    assert isinstance(place, Place)
+    definition = Code(tree).locate(mutant)
+    assert isinstance(definition, Definition)
     names = {}
-    exec(place.path.read_text(), names)
-    function = names[place.name]
-    function.__code__ = mutated(place, mutant)
+    exec(definition.path.read_text(), names)
+    function = names[definition.name]
+    function.__code__ = mutated(definition, mutant)
     return function(3, 0, 2)
 
 

@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from kernelwright.cli import app
-from kernelwright.options import JudgingOptions, PlaceOptions, check_device, device_for, memory_size, size_for
+from kernelwright.options import DeviceOptions, JudgingOptions, check_device, device_for, memory_size, size_for
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.terminal import UserMistake
@@ -122,8 +122,8 @@ def test_every_language_may_be_judged_on_a_gpu_if_the_user_says_so(language):
 @pytest.mark.parametrize(("devices", "executor"), [(2, "local"), (None, "ray")])
 def test_one_device_by_its_number_is_not_several(devices, executor):
     with pytest.raises(UserMistake, match="--device cuda:1"):
-        PlaceOptions(executor, devices=devices).check_with("cuda:1")
-    PlaceOptions(executor, devices=devices).check_with("cuda")
+        DeviceOptions(executor, devices=devices).check_with("cuda:1")
+    DeviceOptions(executor, devices=devices).check_with("cuda")
 
 
 def test_a_catalog_problem_has_its_size_for_a_gpu_there_unless_another_is_asked_for():

@@ -10,11 +10,11 @@ from bench.results.figures import (
     after_each_answer,
     by_idea,
     by_role,
+    dtype_boards,
     failures,
     is_at_the_wall,
     level_figures,
     rounds,
-    standings,
 )
 from bench.results.keeping import Chosen, keep, read_selection
 from bench.results.page import write_page
@@ -85,7 +85,7 @@ def test_a_row_has_the_numbers_of_the_verdict_that_counts(run):
 
 
 def test_rates_have_the_failures_in_their_denominator_against_each_baseline(run):
-    (one,) = standings(indexed(searched(run), ()))
+    (one,) = dtype_boards(indexed(searched(run), ()))
     found = level_figures(one.ranked, list(one.results()))
     assert (found.problems, found.right) == (3, 2)
     assert found.fast_1 == dict.fromkeys(("best", "eager", "shipped", "compile"), pytest.approx(1 / 3))
@@ -95,7 +95,7 @@ def test_rates_have_the_failures_in_their_denominator_against_each_baseline(run)
 
 
 def test_the_last_of_the_answers_comes_to_what_the_board_says(run):
-    (one,) = standings(indexed(searched(run), ()))
+    (one,) = dtype_boards(indexed(searched(run), ()))
     first, last = after_each_answer(one)
     assert (first.right, first.fast_1) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
     assert (last.right, last.fast_1) == (one.row.fast["best"][0.0], one.row.fast["best"][1.0])
@@ -122,7 +122,7 @@ def test_what_a_later_judge_refused_counts_as_a_failure(run):
     first = indexed(found, ()).rows[0]
     index = indexed(found, [second_judging(first, failed("check"))])
     assert not index.rows[0].again.meets
-    (one,) = standings(index)
+    (one,) = dtype_boards(index)
     assert one.pairs[0][1].status == "quarantined" and one.row.correct == 1
     assert [turn.outcome for turn in one.kept[0].tries] == ["passed", "refused by a later judge"]
     assert "improve" in by_role(index.rows) and by_role(index.rows)["improve"].right == 0
@@ -143,7 +143,7 @@ def further(run):
 
 def test_what_was_not_measured_in_full_counts_for_nothing_at_the_end(run, further):
     further.stop()
-    (one,) = standings(indexed(searched(run), ()))
+    (one,) = dtype_boards(indexed(searched(run), ()))
     assert one.row.correct == 2
     assert {kept.address: cell.status for kept, cell in one.pairs}["level1/15"] == "provisional"
     assert level_figures(one.ranked, ["best"]).right == 2
@@ -151,7 +151,7 @@ def test_what_was_not_measured_in_full_counts_for_nothing_at_the_end(run, furthe
 
 def test_while_a_search_goes_on_what_it_measured_counts(run, further):
     further.flush()
-    (one,) = standings(indexed(searched(run), ()))
+    (one,) = dtype_boards(indexed(searched(run), ()))
     assert one.row.correct == 2
     found = level_figures(one.ranked, list(one.results()))
     assert (found.problems, found.right, found.fast_1["best"]) == (3, 3, pytest.approx(2 / 3))
@@ -169,7 +169,7 @@ def test_what_waits_for_its_answer_is_no_failure_and_no_row(results, tmp_path):
         for writer in (first, second, third):
             writer.flush()
     index = keep(results, [tmp_path / "run"])
-    (one,) = standings(index)
+    (one,) = dtype_boards(index)
     assert [kept.address for kept, _ in one.pairs] == ["level1/5", "level1/15"]
     assert level_figures(one.ranked, ["best"]).fast_1 == {"best": 1.0}
     assert [after.answers for after in after_each_answer(one)] == [1], "the second has one answer so far"
@@ -313,7 +313,7 @@ def test_a_search_that_ended_early_is_told_with_its_reason(results, tmp_path):
 
 
 def test_the_floor_tells_nothing_of_a_kernel_below_it(run):
-    (one,) = standings(indexed(searched(run), ()))
+    (one,) = dtype_boards(indexed(searched(run), ()))
     shares = iter((0.5, 2.0, 0.5))
 
     def at(kept, cell):
@@ -337,7 +337,7 @@ def one_answer_each(folder, *verdicts):
 
 def test_means_over_all_problems_count_failures_and_losses_as_one(results, tmp_path):
     run = one_answer_each(tmp_path / "run", passed(4.0), passed(0.5), failed("check"))
-    (one,) = standings(keep(results, [run]))
+    (one,) = dtype_boards(keep(results, [run]))
     found = level_figures(one.ranked, ["best"])
     assert found.with_failures == pytest.approx(2 ** (1 / 3), rel=0.05)
     assert found.with_losses == pytest.approx(4 ** (1 / 3), rel=0.05)
@@ -346,7 +346,7 @@ def test_means_over_all_problems_count_failures_and_losses_as_one(results, tmp_p
 
 @pytest.mark.parametrize(("share", "wall"), [(0.98, True), (0.9, False)])
 def test_a_baseline_at_a_copys_speed_is_at_the_wall_whatever_was_answered(run, share, wall):
-    (one,) = standings(indexed(searched(run), ()))
+    (one,) = dtype_boards(indexed(searched(run), ()))
     kept, cell = one.pairs[0]
     fastest = min(cell.published.baselines_ms.values())
     assert is_at_the_wall(kept.model_copy(update={"copy_ms": share * fastest}), cell) is wall
@@ -371,7 +371,7 @@ def test_only_what_the_judge_calls_faster_counts_as_judged_faster(results, tmp_p
     verdicts = [
         passed(speedup, random.Random(2), spread=spread) for speedup, spread in ((1.5, 0), (1.02, 0.1), (0.5, 0))
     ]
-    (one,) = standings(keep(results, [one_answer_each(tmp_path / "run", *verdicts)]))
+    (one,) = dtype_boards(keep(results, [one_answer_each(tmp_path / "run", *verdicts)]))
     found = level_figures(one.ranked, ["best"])
     assert (found.faster, found.fast_1["best"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
 

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 import pytest
 
-from bench.results.figures import after_each_answer, level_figures, standings
+from bench.results.figures import after_each_answer, dtype_boards, level_figures
 from bench.results.records import indexed, read_index, read_lines, records_in
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.scheduler import views_of
@@ -132,7 +132,7 @@ def test_the_page_s_figures_are_those_of_the_commands_for_the_same_run(walk):
     told = board["rows"][0]
     with RunLog.open(walk.runs / "float32") as log:
         summary = {row["problem"]: row for row in summary_rows(views_of(log), walk.runs)}
-    one = standings(read_index(walk.results))[0]
+    one = dtype_boards(read_index(walk.results))[0]
     found = level_figures(one.ranked, list(one.results()))
     assert {p: one.row.fast["best"][float(p)] for p in told["fast"]["best"]} == told["fast"]["best"]
     assert found.mean.model_dump() == told["geometric_mean"] and found.right == told["correct"]
