@@ -218,8 +218,8 @@ def _three_times(found: dict[str, Any]) -> list[str]:
     from kernelwright.sandbox.verdict.report import LAUNCH_BOUND
 
     times, lines = found.get("times") or {}, []
-    for key in ("gpu_time_ms", "call_latency_ms", "host_time_ms"):
+    for key, name in (("gpu_time_ms", "GPU time"), ("call_latency_ms", "call latency"), ("host_time_ms", "host time")):
         known = {side: times.get(side, {}).get(key) for side in ("candidate", found.get("against"))}
-        if shown := ", ".join(f"{side} {ms:.4g}" for side, ms in known.items() if ms is not None):
-            lines.append(f"{key}: {shown}")
+        if shown := ", ".join(f"{side} {ms:.4g} ms" for side, ms in known.items() if ms is not None):
+            lines.append(f"{name}: {shown}")
     return [*lines, *([LAUNCH_BOUND] if found.get("launch_bound") else [])]

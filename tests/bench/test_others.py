@@ -94,7 +94,7 @@ def test_a_function_with_weights_and_numbers_as_arguments_stands_in_for_its_mode
 
 
 def test_what_is_no_release_is_refused(tmp_path):
-    with pytest.raises(SandboxError, match="no release"):
+    with pytest.raises(SandboxError, match="not a release"):
         read(tmp_path)
 
 

@@ -111,10 +111,10 @@ def test_any_candidate_that_is_faster_without_a_doubt_is_preferred(tmp_path, dou
 
 def test_judge_prints_the_three_times_of_both_sides_and_the_remedy_of_a_launch_bound_call():
     told = words(report(doubted(2.0, "confirmed"))).splitlines()
-    for key, candidate, baseline in (("gpu_time", 1, 2), ("call_latency", 1.5, 9), ("host_time", 1.2, 8)):
-        assert f"{key}_ms: candidate {candidate}, eager {baseline}" in told
+    for name, candidate, baseline in (("GPU time", 1, 2), ("call latency", 1.5, 9), ("host time", 1.2, 8)):
+        assert f"{name}: candidate {candidate} ms, eager {baseline} ms" in told
     assert any("CUDA graph" in line for line in told)
-    assert not any("_ms: " in line or "CUDA graph" in line for line in words(report(passed(2.0))).splitlines())
+    assert not any("latency" in line or "CUDA graph" in line for line in words(report(passed(2.0))).splitlines())
 
 
 def test_less_accurate_baselines_are_marked_and_what_no_program_of_pytorch_beats_stands_beside():
