@@ -228,8 +228,8 @@ def _count(kernels: Sequence[Judged], accuracy: Accuracy) -> str:
 
 
 COLUMNS = (
-    "kernel", "claim", "ieee", "default", "kernelbench", "KernelBench", "GPU time, ms", "call latency, ms", "host time, ms",
-    "speedup [95 %]", "of any baseline", "judged", "in a phrase",
+    "kernel", "claim", "ieee", "default", "kernelbench", "KernelBench", "GPU time, ms", "call latency, ms",
+    "host time, ms", "speedup [95 %]", "of any baseline", "judged", "in a phrase",
 )  # fmt: skip
 YES_NO = {True: "right", False: "wrong", None: "-"}
 
