@@ -89,7 +89,7 @@ def test_another_text_and_a_taken_folder_are_refused(walk, parcel, tmp_path):
     (tree / "level1" / "5_max_rows.py").write_text("# another\n")
     with pytest.raises(ProblemError, match="has another level1/5"):
         unpack(parcel, tree, selection, tmp_path / "run")
-    with pytest.raises(ProblemError, match="no parcel of a run"):
+    with pytest.raises(ProblemError, match="not a parcel of a run"):
         unpack(tree / "level1" / "5_max_rows.py", walk.tree, selection, tmp_path / "run")
     with pytest.raises(ProblemError, match="holds no log of a run"):
         pack(tmp_path, walk.tree, selection, tmp_path / "out.json.gz")
