@@ -36,7 +36,7 @@ class CpuBackend(Backend):
         return Timing(baselines, self.settings, best_speedup)
 
     def may_observe_timed_worker(self, baselines: Baselines) -> bool:
-        """Whether the worker that was timed last may be the one in which it is seen what runs."""
+        """Return whether the worker that was timed last may be the one in which it is seen what runs."""
         return True
 
     def peaks(self) -> Peaks:
@@ -48,7 +48,7 @@ class CpuBackend(Backend):
         return measured_again(self.settings.gpu, self.settings.threads)
 
     def memory_explained(self, problem: Problem, baselines: Baselines, built: Built) -> AbstractContextManager[None]:
-        """Within it memory that is missing is the candidate's fault or the problem's, as far as that can be told."""
+        """Attribute missing memory to the candidate or to the problem, as far as that can be decided."""
         return nullcontext()
 
     def looking(self, subject: Subject) -> AbstractContextManager[None]:

@@ -45,7 +45,7 @@ from kernelwright.sandbox.verdict.verdicts import EAGER, Measurement
 
 CANDIDATE = "candidate"
 TURNS_MS = 0.5
-"""If all calls of a chain but the last take this much longer, one stream waits for another, and the device turns to
+"""If all calls of a chain but the last take this much longer, one stream waits for another, and the device serves
 the judge late. Then each call has a chain of its own."""
 CHAIN_MS = 400.0
 """Calls of one chain take no longer in all, unless it has but one."""
@@ -220,7 +220,7 @@ class DeviceTiming(Timing):
         self._result_sizes: list[int] = []
         self._own_s = 0.0
         self._earlier = Values({}, ())
-        """Values that every side has met already: for calls that are not timed."""
+        """Values that every side has seen already: for calls that are not timed."""
         self._call_ms = (1.0, 1.0)
         """Times of a call of the candidate and of the baseline in the warm-up, by the judge's clock."""
 
@@ -438,7 +438,7 @@ class DeviceTiming(Timing):
         return counted
 
     def _keep(self, links: dict[str, list[Link]], counted: Sequence[int], places: dict[str, int]) -> None:
-        """Note the times of one round. Two processes of the baseline take turns as eager and as its placebo."""
+        """Note the times of one round. Two processes of the baseline alternate as eager and as its placebo."""
         samples = self.samples
         swapped = PLACEBO in links and (self._coin + self._rounds) % 2 == 1
         eager, again = (PLACEBO, EAGER) if swapped else (EAGER, PLACEBO)
@@ -502,7 +502,7 @@ def _trusted(link: Link) -> float:
 
 
 def moves_data(inputs: Sequence[Values], outputs: Sequence[Values]) -> bool:
-    """Whether a part of a result is made of inputs in other places, whatever the values."""
+    """Return whether a part of a result is made of inputs in other places, whatever the values."""
     places: dict[int, torch.Tensor] = {}
     moved: dict[int, torch.Tensor] = {}
     for values, output in zip(inputs, outputs, strict=True):

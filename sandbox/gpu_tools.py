@@ -122,7 +122,7 @@ def sanitizer_command(path: str, report: str, tool: str = "memcheck") -> list[st
 
 
 def read_memcheck(report: str, ended_well: bool = True, said: str = "") -> Memcheck:
-    """Parse a report. `ended_well`: of the program; `said`: its own last output, for where there is no report."""
+    """Parse a report. `ended_well`: of the program; `said`: its own last output, used without a report."""
     lines = [line.removeprefix(MARK).strip() for line in report.splitlines() if line.startswith(MARK)]
     counts = [int(found[1].replace(",", "")) for line in lines if (found := _SUMMARY.match(line))]
     faults = tuple(_faults(lines))
@@ -265,7 +265,7 @@ def ncu_obstacle(output: str) -> str:
 
 
 def counter_obstacle(path: str) -> str:
-    """Why ncu cannot read the counters; empty where it can. Tries it on a small kernel, which takes some seconds."""
+    """Return why ncu cannot read the counters; empty where it can. Tries it on a small kernel, for some seconds."""
     words = [*_ncu(path, launches=1), sys.executable, "-c", TRIAL]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=TRIAL_S, check=False)
@@ -286,7 +286,7 @@ BAD_RUNS = (ChildGone, ChildLate, Refused, MemoryReadError, Misbehaved)
 class Tool(NamedTuple):
     path: str
     command: tuple[str, ...]
-    """The words in front of the program's own; `{report}` stands for the file of the report."""
+    """The words in front of the program's own; `{report}` is the file of the report."""
     environment: Mapping[str, str]
 
 
@@ -394,7 +394,7 @@ def run_call(subject: Subject, tool: Tool) -> Ran:
 
 
 def _fault_of(tool: Tool, settings: Settings) -> str:
-    """Why memcheck cannot be had on this machine, tried with a program that is right; empty where it can."""
+    """Return why memcheck cannot be had on this machine, tried with a program that is right; empty where it can."""
     return _trial(tool.path, tool.command, tuple(tool.environment.items()), settings)
 
 

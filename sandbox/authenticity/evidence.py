@@ -1,4 +1,4 @@
-"""Does a candidate compute with code of its own? Evidence apart from correctness, from its text and from a run. Pure.
+"""Evidence, from a candidate's text and from a run, of whether it computes with code of its own. Pure.
 
 Neither source of evidence is proof: text can hide what it does, and a candidate can lie in the process that observes
 it. So each statement says where it comes from, and a refusal under a problem's policy names what it rests on.
@@ -59,7 +59,7 @@ VENDOR = re.compile(
     r"aten::(matmul|mm|addmm|bmm|baddbmm|linear|addmv|mv|dot|einsum|_?convolution\w*|conv(_transpose)?[123]d|mkldnn\w*|"
     r"cudnn\w*|miopen\w*|slow_conv\w*|_slow_conv\w*|thnn_conv\w*|\w*attention\w*|lstm\w*|gru\w*|rnn\w*|_fft\w*|linalg\w*)$"
 )
-"""Operators behind which a vendor's library stands."""
+"""Operators that a vendor's library computes."""
 COMPILED = re.compile(r"Torch-Compiled|CompiledFxGraph|CompiledFunction|TorchDynamo")
 INFRASTRUCTURE = {
     *("aten", "prim", "profiler", "c10", "c10d", "torch", "cuda", "autograd", "prims", "inductor", "mkl", "mkldnn"),
@@ -159,7 +159,7 @@ def judge_authenticity(source: str, observed: Observed) -> Authenticity:
 
 
 def refusal(problem: Problem, source: str, observed: Observed, symbols: frozenset[str] = frozenset()) -> str:
-    """Why the problem's operator policy refuses a candidate that computes rightly, or an empty string.
+    """Return why the problem's operator policy refuses a candidate that computes rightly, or an empty string.
 
     `symbols` are the names that what it has built leaves to other libraries to define.
     """
@@ -247,7 +247,7 @@ def _time_shares(found: Reach, observed: Observed) -> tuple[float, float, float]
 
 
 def _own_reached(found: Reach, observed: Observed) -> bool:
-    """Whether native code of the candidate's was called: by line, as an extension's function, or as an operator."""
+    """Return whether its native code was called: by line, as an extension's function, or as an operator."""
     if found.own_calls & set(observed.lines):
         return True
     if found.builds and any(name.partition(".")[0] not in HOST for name in observed.natives):

@@ -33,7 +33,7 @@ class Reach(NamedTuple):
     nodes: tuple[ast.AST, ...]
     """All syntax that can be reached."""
     own: frozenset[str]
-    """Names that stand for native code of the candidate's."""
+    """Names of native code of the candidate."""
     own_calls: frozenset[int]
     """Lines of reached calls to it."""
     builds: bool
@@ -48,7 +48,7 @@ def reach(source: str) -> Reach:
     try:
         tree = parse_module(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise Unreadable("the source can not be read") from None
+        raise Unreadable("the source cannot be read") from None
     if sum(1 for _ in ast.walk(tree)) > MOST_NODES:
         raise Unreadable("the source is too large to be read for what it calls")
     own, builds = own_names(tree)
@@ -166,7 +166,7 @@ class LibraryCall(NamedTuple):
 def library_calls(found: Reach) -> list[LibraryCall]:
     """Operators of torch, numpy and scipy as functions, methods, references to them or `@`, and layers that are called.
 
-    A layer that only holds weights is none, and an operator in a loop that a language compiles is no call.
+    Layers that only hold weights do not count, nor do operators in a loop that a language compiles.
     """
     reader = _Reader(found)
     compiled = compiled_nodes(found.tree)
@@ -240,7 +240,7 @@ class _Reader:
                     yield name, name
 
     def runs(self, node: ast.AST) -> bool:
-        """Whether what was read is carried out where it stands: not so a function that is only named."""
+        """Return whether this is executed at its place; a function that is only named is not."""
         named = isinstance(node, ast.Name | ast.Attribute) and id(node) not in self._called
         return not named and not (isinstance(node, ast.Call) and last(node.func) == "getattr")
 
@@ -259,7 +259,7 @@ class _Reader:
 
 
 def _is_registered(function: ast.Attribute) -> bool:
-    """Whether it is an operator of a namespace in `torch.ops` that is not torch's."""
+    """Return whether it is an operator of a namespace in `torch.ops` that is not torch's."""
     space = function.value
     holder = space.value if isinstance(space, ast.Attribute) else None
     return isinstance(holder, ast.Attribute) and holder.attr == "ops" and last(space) not in OWN_SPACES

@@ -1,4 +1,4 @@
-"""Which names of a source stand for native code of the candidate's own, and what its libraries need from others.
+"""Names of a source that are native code of its own, and symbols that its libraries need from others.
 
 A library that is loaded counts only where the source builds something and the library is not one that was there
 before: ctypes reaches torch's own libraries as well. Of ELF files the undefined symbols are read; nothing is loaded.
@@ -22,7 +22,7 @@ from kernelwright.problems.languages import LANGUAGES
 BUILDERS = {"load_inline", "load"}
 """Calls that compile native code of a candidate."""
 LOADERS = {"CDLL", "PyDLL", "load_library", "LoadLibrary"}
-"""Calls that open a library, whoever built it."""
+"""Calls that open a library of any origin."""
 READERS = {"torch", "json", "numpy", "np", "pickle", "marshal", "yaml", "tomllib"}
 """Modules whose `load` reads a file."""
 SPAWNERS = {"subprocess", "system", "popen", "posix_spawn", "execv", "execvp"}
@@ -80,7 +80,7 @@ class _Loading:
         self._foreign = _spread(foreign, leads)
 
     def is_own(self, call: ast.Call) -> bool:
-        """Whether a call opens a library that the source has built, or has a function of the source make a kernel."""
+        """Return whether a call opens a library that the source builds, or makes a kernel of its functions."""
         if last(call.func) in self._makers:
             return True
         if last(call.func) not in LOADERS or not call.args or not self._compiles:
@@ -99,7 +99,7 @@ def _is_jit(mark: ast.expr) -> bool:
 
 
 def compiled_nodes(tree: ast.AST) -> set[int]:
-    """Find the syntax, by identity, in loops whose bodies a language compiles. What stands beside them runs."""
+    """Find the syntax, by identity, in loops whose bodies a language compiles. Other code runs."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     loops = (
         node

@@ -16,7 +16,7 @@ from kernelwright.sandbox.verdict.verdicts import Candidate
 
 
 def candidate_of(source: str) -> Candidate:
-    """The candidate of a source, with the language that it asks for; text that is no Python is left to the scan."""
+    """Return the candidate of a source, with its language; the scan refuses text that is not Python."""
     language: LanguageName
     try:
         language = language_of(parse_module(source))
@@ -27,11 +27,11 @@ def candidate_of(source: str) -> Candidate:
 
 SOURCE_BYTES = 1_000_000
 NO_CALL: frozenset[Kind] = frozenset({"module"})
-"""What can not be called as a class is. A function can, and so may what is imported from a package of one's own."""
+"""Kinds of names that cannot be called as a class is. A function can, and so can a name from a package."""
 
 
 def refuse(source: str, entry: str = "ModelNew") -> str:
-    """Why this source can not be judged, or an empty string."""
+    """Return why this source cannot be judged, or an empty string."""
     if len(source.encode(errors="surrogatepass")) > SOURCE_BYTES:
         return f"the source is longer than {SOURCE_BYTES} bytes"
     try:
@@ -39,7 +39,7 @@ def refuse(source: str, entry: str = "ModelNew") -> str:
     except SyntaxError as error:
         return one_line(": ".join(filter(None, (f"line {error.lineno}", error.msg, (error.text or "").strip()))))
     except (ValueError, RecursionError, MemoryError) as error:
-        return f"the source can not be parsed: {error}"
+        return f"the source cannot be parsed: {error}"
     names = bound_names(tree, without=NO_CALL)
     if entry in names:
         return ""
@@ -96,7 +96,7 @@ def checked_source(source: object, what: str = "the source") -> GivenSource:
 
 
 def is_file_name(source: str) -> bool:
-    """Whether this is the name of a Python file, there or not, and no candidate's text."""
+    """Return whether this is the name of a Python file, there or not, and no candidate's text."""
     return source.endswith(".py") and "\n" not in source and bool(refuse(source))
 
 
@@ -111,7 +111,7 @@ def problem_of(given: GivenProblem) -> Problem:
 
 
 def candidate_given(source: GivenSource) -> Candidate:
-    """The candidate, in the language that its text asks for where it names none.
+    """Return the candidate, in the language of its text unless it names one.
 
     Surrogates, which come of reading bytes leniently, cannot be sent; they are replaced, as where a file is read.
     """

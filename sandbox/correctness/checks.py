@@ -87,7 +87,7 @@ class Trial:
         self._tested: set[str] = set()
 
     def has(self, name: Defence | str) -> bool:
-        """Whether a check or another defence is switched on."""
+        """Return whether a check or another defence is switched on."""
         return name not in self._settings.without
 
     def call(self, values: Values) -> Timed:
@@ -123,7 +123,7 @@ class Trial:
         return [family for family in self._baselines.domain.families if checked and family not in self._tested]
 
     def excludes(self, family: str, theirs: Timed, values: Values) -> bool:
-        """Whether nothing can be compared on these values, since float64 gives only NaN."""
+        """Return whether nothing can be compared on these values, since float64 gives only NaN."""
 
         def exact() -> Values:
             self.reference.keep(theirs.output)  # which is still needed
@@ -157,7 +157,7 @@ class Trial:
             raise StageFailed("check", reason, wrong.details)
 
     def allows(self, wrong: Wrong, errors: Shares) -> bool:
-        """Whether what is wrong by the bound of `ieee` is right at an accuracy between that and KernelBench's rule."""
+        """Return whether an error beyond `ieee` is right at an accuracy between that and KernelBench's rule."""
         return self._settings.accuracy in PERMITTING and wrong.by_distance and are_within(errors, self.allowed)
 
     def _wider(self, wrong: Wrong, errors: Shares) -> str:
@@ -198,7 +198,7 @@ def _repeats(trial: Trial, call: Call) -> bool:
 
 
 def _state(trial: Trial, call: Call) -> None:
-    """Compare the model's buffers after a call, where the problem asks for it."""
+    """Compare the model's buffers after a call, if the problem follows its state."""
     followed = bool(trial.reference.followed)
     if trial.problem.state != "followed" and not followed:
         return
@@ -219,7 +219,7 @@ def _other_weights(trial: Trial) -> Cases:
 
 
 def _other_seeds(trial: Trial) -> Cases:
-    """Where both models are constructed under one seed: under two others, so a check covers three at least."""
+    """Construct models that share a seed again under two others, so that a check covers at least three."""
     for _ in range(OTHER_SEEDS if trial.is_seeded else 0):
         seed = fresh_seed()
         with trial.reference.seeded(seed, trial.draws_constants):

@@ -79,12 +79,14 @@ class Checks(NamedTuple):
 SHORT_FLOOR_ULP = 2.0
 """The floor for outputs of 16 bits: their sums run in float32, so only the last rounding is theirs."""
 MANY, SHORT_SHARE = 64, 0.5
-"""Of this many such elements rounding is no matter of luck, and this share of factor and floor will do: from float16 to
-bfloat16 it is three bits, no more than the factor; and sums in 16 bits are off by the root of their length only."""
+"""With this many such elements rounding does not depend on luck, and this share of factor and floor is enough.
+
+From float16 to bfloat16 it is three bits, no more than the factor. Sums in 16 bits are off by the root of their length.
+"""
 SURE_FACTOR, LARGEST_UNIT, USUAL_SHARE = 8.0, 0.5, 4.0
-"""Within these, an output may be told right by the same-dtype reference alone; a little less would do."""
+"""Within these, the same-dtype reference alone decides that an output is right; a little less would do."""
 UNASKED: Shares = {"largest": 0.76, "l2": 0.76, "usual": 0.96, "slice": 0.76}
-"""Limits of the errors of what is told right so; see `is_right_anyhow`."""
+"""Limits of the errors of such outputs; see `is_right_anyhow`."""
 IEEE: Shares = dict.fromkeys(UNASKED, 1.0)
 BEYOND = 1e30
 KERNELBENCH: Final = "kernelbench"
@@ -144,13 +146,13 @@ def mismatch(
 
 
 def is_right_anyhow(got: Values, near: Values, tolerance: Tolerance, shares: Shares | None = None) -> bool:
-    """Whether `mismatch` finds nothing wrong with `got` whatever the float64 result is; `near` as `same_dtype` there.
+    """Return whether `mismatch` accepts `got` whatever the float64 result is; `near` is `same_dtype` there.
 
     In each norm, let d be the distance between the two and e the error of `near`; then `got` is off by d + e at most.
     With d at most u/2 of `near`, u being the floor relative to it: where e is at most u/4 of `near`, d + e is below
     the floor; where e is more, d is below 2 e, and d + e below 3 e, which half of the factor allows too.
 
-    The usual magnitude is no norm, but its root s is one of the kind that sums. With s(d) at most half of sqrt(u) of
+    The usual magnitude is not a norm, but its root s is one of the kind that sums. With s(d) at most half of sqrt(u) of
     s(near): where s(e) is at least s(d)/1.8, both together are below sqrt(8) s(e), which the factor allows; where it is
     less, they are below 1.56 s(d), and s of the float64 result is above s(near) - s(d)/1.8, so above 1.56 s(d)/sqrt(u).
 
@@ -171,7 +173,7 @@ def is_right_anyhow(got: Values, near: Values, tolerance: Tolerance, shares: Sha
 
 
 def add_shares(shares: Shares, more: Shares) -> None:
-    """Keep the larger of each; what is no number of a record is as wrong as can be."""
+    """Keep the larger of each; a value that a record cannot hold becomes `BEYOND`."""
     for name, share in more.items():
         shares[name] = max(shares.get(name, 0.0), share if share <= BEYOND else BEYOND)
 
@@ -279,7 +281,7 @@ def _all_masks(label: str, got: torch.Tensor, want: torch.Tensor, near: torch.Te
 
 
 def _masks(label: str, got: torch.Tensor, want: torch.Tensor, near: torch.Tensor) -> Wrong | None:
-    """NaN and infinities must stand where the reference has them, unless its overflow in a narrow dtype was avoided."""
+    """Compare the places of NaN and infinities; an overflow of the reference in a narrow dtype may be avoided."""
     for name, test in (("NaN", torch.isnan), ("+Inf", torch.isposinf), ("-Inf", torch.isneginf)):
         extra = test(got) & ~test(near) & ~test(want)
         missing = test(near) & ~test(got) & ~(torch.isfinite(want) & torch.isfinite(got))

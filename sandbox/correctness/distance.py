@@ -14,12 +14,12 @@ import torch
 from kernelwright.sandbox.tensors import DeviceBytes, RawTensor, Values
 
 SMALLEST_SLICE = 64
-"""Elements that a slice along the first axis needs, so that the reference's error in it is no matter of luck."""
+"""Elements that a slice along the first axis needs, so that the reference's error in it does not depend on luck."""
 SLICE_SLACK = 1e-3
 """A slice may always be off by this share of an average slice's bound, for kernels that mix rows."""
 PIECE = 2**15
-"""Elements: three pieces in float64 stay in a core's cache, and up to 2**15 torch does not spread work over threads,
-which costs up to a hundred times more where the cores are busy with something else."""
+"""Elements: three pieces in float64 stay in a core's cache. Up to 2**15 torch uses one thread; more threads cost
+up to a hundred times more if other work keeps the cores busy."""
 MOVES = 3.5
 """Factor on the root mean square of a few draws, which may be small by chance, that an element is allowed."""
 GENEROUS = 1e4
@@ -188,7 +188,7 @@ def worst(got: torch.Tensor, want: torch.Tensor) -> tuple[int, ...]:
 
 
 def all_within(got: torch.Tensor, near: torch.Tensor, share: float) -> bool:
-    """Whether each element is finite and off by at most so small a share of `near`'s; ends at the first that is not."""
+    """Return whether every element is finite and off by at most this share of `near`'s; stops at the first other one."""
     exact, less = torch.promote_types(near.dtype, torch.float32), share * (1 - 1e-6)
     for piece in _flat_pieces(got, near):
         mine, true = (tensor.to(exact) for tensor in piece)
@@ -343,7 +343,7 @@ def spans(rows: int, step: int) -> list[tuple[int, int]]:
 
 
 def are_alike(got: Values, want: Values) -> bool:
-    """Whether two results of one dtype differ by no more than a few roundings that fell the other way.
+    """Return whether two results of one dtype differ by no more than a few roundings that fell the other way.
 
     What is right within a tolerance is not yet the same function: at 16 bits, statistics of half a batch are as near to
     those of all of it as rounding is.

@@ -1,8 +1,8 @@
-"""Values for a call: as the problem draws them, or changed into one of the families that come in turn. Pure.
+"""Values for a call: as the problem draws them, or changed into another input distribution. Pure.
 
-The families are the entries of `problems/input_distributions.py`. They stand inside the timed set, so a
-candidate cannot tell a check from a timing. A problem is judged on those that lie inside what it is defined for: a
-logarithm's reference gives NaN for what is negative, and a problem that never draws such values does not ask for it.
+The families are the entries of `problems/input_distributions.py`. They are part of the timed set, so a
+candidate cannot distinguish a check from a timing. A problem is judged on those that it is defined for: the reference
+of a logarithm gives NaN for negative values, so they are left out if the problem never draws them.
 
 Every change is made in place, on one copy at most, since an input may take gigabytes. Weights are changed into others
 of the same kind, so that nothing known of a constructor's values helps a candidate.
@@ -72,7 +72,7 @@ class Domain:
         """Whether values as drawn do; None before there were any."""
 
     def excludes(self, family: str, near: Values, exact: Callable[[], Values]) -> bool:
-        """Whether nothing can be compared on values of this family, with what the reference gives on some of them.
+        """Return whether nothing can be compared on this distribution; `near` is the reference's result on it.
 
         That is where float64 gives nothing but NaN, and values as drawn gave none. These have to come first.
         """
@@ -88,12 +88,12 @@ class Domain:
         return True
 
     def defines_nan(self, family: str) -> bool:
-        """Whether a NaN of the reference has to be matched, and does not only mark where it is not defined."""
+        """Return whether a NaN of the reference has to be matched, and does not only mark where it is not defined."""
         return family == DRAWN or self._gives_nan is not False
 
 
 def is_nan_only(result: Values) -> bool:
-    """Whether a result has floats, and no element that could be compared."""
+    """Return whether a result has floats, and no element that could be compared."""
     tensors = [_floats(raw) for raw in result.tensors]
     # The first element alone nearly always tells that it is not so.
     return bool(tensors) and all(
@@ -102,7 +102,7 @@ def is_nan_only(result: Values) -> bool:
 
 
 def has_nan(result: Values) -> bool:
-    """Whether there is any NaN in a result. The largest element tells, without a second tensor of this size."""
+    """Return whether a result has a NaN. The largest element decides, without a second tensor of this size."""
     return any(tensor is not None and bool(tensor.amax().isnan()) for tensor in map(_floats, result.tensors))
 
 
@@ -124,8 +124,8 @@ def changed(
 ) -> list[RawTensor]:
     """Each floating tensor that is named in `changing` with other values near its own; the others as they are.
 
-    What constructors set to one and zero is no longer one and zero, so a candidate that leaves out such a weight is
-    wrong; what is positive stays positive (a running variance); infinities stay.
+    Weights of one and zero get other values, so a candidate that leaves out such a weight is wrong. Positive values
+    stay positive (a running variance); infinities stay.
     """
     rng = torch.Generator().manual_seed(seed)
     pairs = zip(names, tensors, torch.randint(2**62, (len(tensors),), generator=rng).tolist(), strict=True)

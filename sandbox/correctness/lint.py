@@ -170,7 +170,7 @@ SEEDED = 4
 
 
 def draws(again: Values, first: Values, tolerance: Tolerance, seeded: Callable[[], Values]) -> bool:
-    """Whether a reference draws, from two results on the same values.
+    """Return whether a reference draws, from two results on the same values.
 
     Where only small parts of an output differ, `seeded` gives more, with all generators seeded alike before each: what
     draws repeats itself bit by bit then. Its results have to stay what they are, whatever is asked next, and so has
@@ -189,7 +189,7 @@ CALLS, MOST_CALLS = 5, 50
 SHORT = 2.0
 """A call must take this many times what a call that does nothing takes."""
 ROUGH = {2: 0.1, 4: 0.01, 8: 1e-6}
-"""By bytes of an element: the relative error of the reference itself above which right and wrong are not told apart."""
+"""By bytes of an element: above this relative error of the reference, right and wrong cannot be distinguished."""
 SEED = 1
 """Before calls whose draws are to be alike."""
 
@@ -268,7 +268,7 @@ def examine(subject: RunningReference, tolerance: Tolerance, reweighted: Called 
     prober = _Prober(subject, tolerance)
     again = subject.call(prober.case.inputs).output
     if draws(again, prober.case.result, tolerance, lambda: subject.call(prober.case.inputs._replace(seed=SEED)).output):
-        return [_random(prober.case.result, again, tolerance)]  # nothing else could be told from it
+        return [_random(prober.case.result, again, tolerance)]  # nothing else would mean anything
     del again
     constant, passing, others = _constant(prober), _passing(prober), _independent(prober)
     if reweighted is not None and subject.weights.tensors:
@@ -308,7 +308,7 @@ def _passing(prober: _Prober) -> list[str]:
 
 
 def _lazy(prober: _Prober, passing: list[str], without: Collection[str] = ()) -> list[Finding]:
-    """Those of them that pass on all families. The prober's own values make room for these: it comes last."""
+    """Return those that pass on all input distributions. Call it last: it replaces the prober's own values."""
     for family in () if isinstance(prober.tolerance, Rule) else FAMILIES:
         if not passing or family in without:
             continue
@@ -330,7 +330,7 @@ def _independent(prober: _Prober) -> list[Finding]:
 
 
 def _random(first: Values, again: Values, tolerance: Tolerance) -> Finding:
-    """Whether and how a reference draws, from two calls on the same values."""
+    """Return whether and how a reference draws, from two calls on the same values."""
     pairs = zip(first.tensors, again.tensors, strict=False)
     if any(_drops(one.tensor(), two.tensor()) for one, two in pairs):
         return Finding("dropout", "it drops values at random: two calls on the same values have zeros at other places")

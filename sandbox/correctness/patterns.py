@@ -9,7 +9,7 @@ from kernelwright.sandbox.tensors import Values, flatten
 
 SHOWN = 5
 MANY = 0.02
-"""A share of all elements that is no accident."""
+"""A share of all elements that chance does not explain."""
 CLOSE = 0.02
 """A relation holds when what is left over is below this share of the error that it explains."""
 

@@ -90,7 +90,7 @@ def _device(context: driver.Context) -> HealthCheck:
 
 
 def _toolkit(architecture: str) -> HealthCheck:
-    """Whether nvcc makes code for this device, by having it make some."""
+    """Return whether nvcc makes code for this device, by having it make some."""
     path = driver.toolkit_compiler()
     if path is None:
         remedy = "for cuda candidates: install the CUDA toolkit, or set CUDA_HOME to it; triton does without"
@@ -111,7 +111,7 @@ def _clocks(uuid: str) -> Iterator[HealthCheck]:
     finally:
         clocks.close()
     if facts is None or sample is None:
-        remedy = "samples at a low clock can not be told apart; make libnvidia-ml.so.1 of the driver loadable"
+        remedy = "samples at a low clock cannot be recognised; make libnvidia-ml.so.1 of the driver loadable"
         yield HealthCheck(name="GPU: clocks", state="absent", found="NVML does not answer", remedy=remedy)
         return
     now = f"SM {sample.sm_mhz} MHz of {facts.highest_sm_mhz}, memory {sample.memory_mhz} MHz"
@@ -124,7 +124,7 @@ def _clocks(uuid: str) -> Iterator[HealthCheck]:
 
 
 def _lending(context: driver.Context) -> HealthCheck:
-    """Whether memory can be had whose descriptor a child can map."""
+    """Return whether memory can be had whose descriptor a child can map."""
     try:
         shared = driver.Shared(context.ordinal, 1)
         os.close(shared.export())
@@ -264,10 +264,10 @@ def _cache() -> HealthCheck:
     root = cache_root()
     if fault := limit_fault():
         return HealthCheck(name="cache", state="absent", found=fault, remedy="set a number, or unset it")
-    lacking = "can not be written" if not is_writable(root) else "is on a full disk" if is_full(root) else ""
+    lacking = "cannot be written" if not is_writable(root) else "is on a full disk" if is_full(root) else ""
     if not lacking:
         return HealthCheck(name="cache", state="ok", found=shortcuts_found() or f"{root} can be written")
-    remedy = f"without it every build and measurement is made anew: set {VARIABLE} to a folder that can be written"
+    remedy = f"without it every build and measurement is made again: set {VARIABLE} to a folder that can be written"
     return HealthCheck(name="cache", state="absent", found=f"{root} {lacking}", remedy=remedy)
 
 
@@ -280,7 +280,7 @@ def _torch() -> Iterator[HealthCheck]:
 def _layers() -> Iterator[HealthCheck]:
     """The layers of the jail, each tried by itself."""
     why = bubblewrap.obstacle()
-    found = f"{bubblewrap.program()}; {'users are mapped anew' if bubblewrap.is_own_user_namespace() else 'as root'}"
+    found = f"{bubblewrap.program()}; {'with a user namespace of its own' if bubblewrap.is_own_user_namespace() else 'as root'}"
     yield _layer("namespaces", not why, found, why.splitlines()[-1] if why else "", NAMESPACES_REMEDY)
     level = landlock_abi()
     yield _layer("landlock", level > 0, f"version {level}; {landlock_layer()}", "not in this kernel", LANDLOCK_REMEDY)
@@ -300,7 +300,7 @@ def _layer(name: str, good: bool, found: str, why: str, remedy: str) -> HealthCh
 
 
 def _filter_obstacle() -> str:
-    """Why the filter cannot be had; tried in a process of its own, since there is no way back."""
+    """Return why the filter cannot be had; tried in a process of its own, since it cannot be undone."""
     if confine.filter_architecture() is None:
         return f"not written for {platform.machine()}"
     code = (

@@ -1,4 +1,4 @@
-"""The judge: from a candidate to a verdict, without ever importing the candidate."""
+"""The judge: from a candidate to a verdict, without importing the candidate."""
 
 import time
 from collections.abc import Callable
@@ -107,7 +107,7 @@ class Floors:
 
 
 class Judge:
-    """Judges candidates for one problem. Its reference children serve them all; use it as a context."""
+    """Judge of candidates for one problem. Its reference processes serve all of them; use it as a context."""
 
     def __init__(self, problem: GivenProblem, settings: Settings | None = None) -> None:
         self.problem = problem = problem_of(problem)
@@ -295,7 +295,7 @@ class Judge:
 
     @property
     def _compares_by_name(self) -> bool:
-        """Whether gradients or buffers of both models are compared."""
+        """Return whether gradients or buffers of both models are compared."""
         return self.problem.direction != "forward" or self.problem.state == "followed"
 
     @property
@@ -337,12 +337,12 @@ class Judge:
 
     @property
     def _is_observed(self) -> bool:
-        """Whether it is seen what runs in a call; a screen wants it only where the problem has a policy."""
+        """Return whether it is seen what runs in a call; a screen wants it only where the problem has a policy."""
         return self.settings.effort != "screen" or self.problem.operators != "any"
 
     @property
     def _is_observed_last(self) -> bool:
-        """Whether in the worker that was timed last, after all else."""
+        """Return whether in the worker that was timed last, after all else."""
         return self._is_observed and self.backend.may_observe_timed_worker(self._baselines)
 
     def _start_ahead(self, built: Built, timing: Timing) -> None:
@@ -352,7 +352,7 @@ class Judge:
             built.warm.start(1)
 
     def _next_worker(self, built: Built) -> Session:
-        """One that stands already, or else is started now; it has greeted."""
+        """Take a warm worker, or start one; it is ready."""
         built.worker = session = built.warm.take()
         self._layers = session.layers
         return session
@@ -450,7 +450,7 @@ def judge(problem: GivenProblem, candidate: GivenSource, settings: Settings | No
     """One verdict for one candidate; for several of the same problem, keep a `Judge`.
 
     Where the settings name no device it is judged where its language runs; plain Python on a GPU where there is one,
-    unless the problem's size is for a processor. Raises `ValueError` for what is no problem or no source.
+    unless the problem's size is for a processor. Raises `ValueError` for a bad problem or source.
     """
     problem, candidate = problem_of(problem), candidate_given(checked_source(candidate))
     chosen = settings or Settings()

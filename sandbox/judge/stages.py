@@ -1,9 +1,8 @@
 """A candidate on its way to a verdict: its folder, its children, its builds, the stage it has reached, what stopped it.
 
-Workers stand before they are needed: with torch, on a device with its context, and with nobody's code in them. Each is
-used once, for one candidate. Those of one candidate share a work folder, which they have seen since they were started,
-and no other; it is empty until the candidate comes. So in a worker that stands there is nothing of a problem, of a
-candidate before it or of the one to come, nor can it see any.
+Workers start before they are needed: with torch, on a device with its context, without anyone's code. Each is used
+once, for one candidate. Workers of one candidate share a work folder and see no other; it is empty until the candidate
+comes. So a warm worker holds nothing of any problem or candidate, and can see nothing of them.
 """
 
 import hashlib
@@ -39,7 +38,7 @@ MEASURING = {
 
 
 class WarmWorkers:
-    """The folder of one candidate, whoever that will be, and workers that were started in it. Close it."""
+    """The folder of the next candidate, and workers that were started in it. Close it."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -52,7 +51,7 @@ class WarmWorkers:
         self.start(self._backend.workers_ahead - len(self.sessions))
 
     def take(self) -> Session:
-        """The next one, which greets; where none stands, it is started."""
+        """Take the next worker, started if there is none; it is ready."""
         if not self.sessions:
             self.start(1)
         self.sessions[0].greet()
@@ -93,7 +92,7 @@ class SpareWorkers:
         self._is_closed = False
 
     def fits(self, settings: Settings) -> bool:
-        """Whether these settings would start the same workers: they may differ in how much is measured."""
+        """Return whether these settings would start the same workers: they may differ in how much is measured."""
         return settings.model_dump(exclude=MEASURING) == self._backend.settings.model_dump(exclude=MEASURING)
 
     def begin(self) -> None:
@@ -126,7 +125,7 @@ class SpareWorkers:
             self._forget = register(self.give_up, self._backend.settings.ordinal)
 
     def make(self) -> None:
-        """Both, in a background thread: an error is only logged, since whoever needs a worker meets it again."""
+        """Do both in a background thread. An error is only logged: the next user of a worker gets it again."""
         try:
             self.begin()
             self.initialize()
@@ -182,7 +181,7 @@ class Built:
         self.key = ""
         """Under which digest the store of finished builds keeps it; empty before it is known."""
         self.seconds: dict[str, float] = {}
-        """By stage; `headers` is no stage, but how long parts of torch's light header were made beside the build."""
+        """By stage; also `headers`, the time to make parts of torch's light header beside the build."""
         self.ways: tuple[str, ...] = ()
         """Ways in which its extensions were built, as the builder reports them."""
         self.failed_builds: tuple[FailedBuild, ...] = ()
@@ -217,7 +216,7 @@ class Built:
 
     @contextmanager
     def stage(self, name: Stage) -> Iterator[None]:
-        """Time a stage, and turn what goes wrong with the child in it into this stage's failure."""
+        """Time a stage, and raise `StageFailed` for errors of the child in it."""
         start = time.perf_counter()
         announce(name)
         try:
@@ -238,7 +237,7 @@ class Built:
     def log_after(self, stop: "StageFailed") -> str:
         """The log of the failure, and what a build that was hidden said, since that may be why."""
         if stop.stage == "build":
-            self.failed_builds = ()  # nothing was hidden: it is told as the failure
+            self.failed_builds = ()  # nothing was hidden: it is the failure
         return "\n".join([part for part in (stop.log, *(failed.log for failed in self.failed_builds[:1])) if part])
 
     def end_workers(self) -> None:
@@ -315,7 +314,7 @@ def shortcuts_for(tools: Toolchain | None, backend: Backend) -> dict[str, Any]:
 
 @contextmanager
 def header_made(built: Built, tools: Toolchain | None) -> Iterator[Callable[[], bool]]:
-    """Make what of the light header is missing, beside the block, which is told whether that is going on."""
+    """Make missing parts of the light header beside the block; yield a function that says whether that goes on."""
     if tools is None:
         yield lambda: False
         return

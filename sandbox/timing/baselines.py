@@ -55,7 +55,7 @@ class CompilerFolder(WorkFolder):
         return [*super().places(*without), str(self.compiler)]
 
     def environment(self, threads: int, steady: bool = False) -> dict[str, str]:
-        """As of any work folder; torch.compile is told of the cache."""
+        """As of any work folder, with the place of torch.compile's cache."""
         return super().environment(threads, steady) | {"TORCHINDUCTOR_CACHE_DIR": str(self.compiler)}
 
     def give_to(self, user: int) -> None:
@@ -108,7 +108,7 @@ def compiled_reference(
         session.compile()
         if session.compilation.is_new:
             made = session.compilation.made
-            LOG.info("torch.compile (%s) compiled %d graphs anew: what was kept is replaced", form.compiled, made)
+            LOG.info("torch.compile (%s) compiled %d graphs again and replaces the stored ones", form.compiled, made)
             store.forget(key)  # it was of no use, or there was none
             store.keep(key, folder.compiler)
     except BaseException:
@@ -228,16 +228,16 @@ class Baselines:
         return found
 
     def placebo(self, number: int) -> ReferenceSession | None:
-        """Another process of the baseline for this worker pair; None where there is no room, or no wish, for it."""
+        """Another process of the baseline for this worker pair; None without memory for it, or where it is disabled."""
         if self._settings.worker_pairs == 1 or "placebo" in self._settings.without or self.kept == 1:
             return None
         return self._beside(number, number + 1)
 
     def sources(self, number: int) -> list[ReferenceSession]:
-        """References that draw the values of this worker pair: where there is room, ones that are not timed on them.
+        """References that draw the values of this worker pair: if memory allows, other ones than those that are timed.
 
-        They would come to the call with warm caches. On a processor, where to draw takes most of the time between two
-        timed calls, there are two.
+        A reference that has drawn values would start the call with warm caches. On a processor there are two, since
+        drawing takes most of the time between two timed calls.
         """
         if self.kept == 1:
             return [self.eager(number)]
@@ -246,7 +246,7 @@ class Baselines:
 
     @property
     def draws_twice(self) -> bool:
-        """Whether two processes draw values at once, which is worth it where that takes long; all live then."""
+        """Return whether two processes draw values at once, which is worth it where that takes long; all live then."""
         settings, sample = self._settings, self.first.sample
         is_long = sample is not None and sample.size >= WORTH_TWO and self.first.is_small
         return is_long and settings.worker_pairs > FIRST_LOOK and len(settings.cores) > 1
@@ -274,12 +274,12 @@ class Baselines:
 
     @property
     def has_room_for_two(self) -> bool:
-        """Whether another worker may be ready beside the one at work, which has nothing but its process."""
+        """Return whether another worker may be ready beside the one at work, which has nothing but its process."""
         return False
 
     @property
     def is_tight(self) -> bool:
-        """Whether references start one after the other for want of memory."""
+        """Return whether references start one after the other for want of memory."""
         return self.kept < self._settings.worker_pairs
 
     def start(self) -> None:
@@ -352,7 +352,7 @@ class Baselines:
         return {KERNELBENCH: 1.0} if accuracy == KERNELBENCH else IEEE
 
     def remember(self, measurement: Measurement) -> None:
-        """Keep what each of them took, for tables, and how far they are apart."""
+        """Store the times of the baselines, for tables, and how far their processes differ."""
         if self.backend.place is not None:
             BaselineTimes(self.problem).keep(measurement, self.backend.place)
         ratios = {
@@ -375,7 +375,7 @@ class Baselines:
 
     @property
     def status(self) -> ProblemStatus:
-        """Whether trivial answers fail on this problem; found once, and kept for other judges too."""
+        """Return whether trivial answers fail on this problem; found once, and kept for other judges too."""
         self._status = found = self.known_status or self._found_status()
         return found
 

@@ -33,9 +33,9 @@ class Source(NamedTuple):
 
 
 class FreshValues:
-    """For one candidate: its families of values in turn, and values of them, drawn ahead where nothing is timed.
+    """Values for one candidate by input distribution, drawn ahead while nothing is timed.
 
-    Each process draws one after the other: whoever has had something drawn ahead takes it before asking for more.
+    A process draws one set of values at a time, so take what was drawn ahead before asking for more.
     """
 
     def __init__(self, baselines: Baselines, settings: Settings, beside: ThreadPoolExecutor) -> None:
@@ -60,7 +60,7 @@ class FreshValues:
         return values._replace(seed=secrets.randbits(62)) if self._baselines.is_seeded else values
 
     def draw(self, number: int) -> tuple[str, Values]:
-        """The family whose turn it is, of those that the problem is judged on, and values of it; drawn now."""
+        """The next input distribution that the problem is judged on, and values of it; drawn now."""
         family = self._family()
         return family, self.of(number, family)
 
@@ -207,11 +207,11 @@ STUDENT = {4: 3.182, 5: 2.776}
 
 
 def is_clearly_slower(measurement: Measurement) -> bool:
-    """Whether the slowdown is beyond doubt.
+    """Return whether the slowdown is beyond doubt.
 
-    An interval from four processes is too narrow more often than one from five, so it is widened here by what Student's
-    t has for four over what it has for five. It still has to be narrow enough for a claim (`NOISE_LIMIT`),
-    and narrow against its distance from 1; and the placebo has to be steady.
+    An interval from four processes is too narrow more often than one from five. So it is widened here by the ratio of
+    Student's t for four and for five. It must be narrow enough for a claim (`NOISE_LIMIT`), and narrow against its
+    distance from 1; and the placebo must be steady.
     """
     groups = len(set(measurement.closest.workers))
     if groups < FEWEST or not measurement.is_steady:
@@ -224,8 +224,11 @@ def is_clearly_slower(measurement: Measurement) -> bool:
 
 
 def is_enough_to_choose(measurement: Measurement, best_speedup: float | None, target: float) -> bool:
-    """Whether a search knows enough of what is clearly below the best speedup (of the reference, where there is none
-    yet), of what is clearly above it, or, with an interval as narrow as `target`, of what is neither.
+    """Return whether a search knows enough of a candidate.
+
+    It does if the candidate is clearly below the best speedup (1 without one) or clearly above it, or if the interval
+    is as narrow as `target`.
+
     """
     interval, threshold = measurement.interval, best_speedup or 1.0
     if not measurement.is_steady:
@@ -239,7 +242,7 @@ def is_enough_to_choose(measurement: Measurement, best_speedup: float | None, ta
 
 
 def _is_in_vain(measurement: Measurement, enough: float) -> bool:
-    """Whether all looks together would not make it sure `enough`, and do not decide either whether a claim holds."""
+    """Return whether even all looks would leave too wide an interval, and could not make it a claim."""
     groups, known = len(set(measurement.closest.workers)), measurement.known_spread
     if known is None or groups < AT_LEAST:
         return False
@@ -337,7 +340,7 @@ class Timing(Trial):
             session.close()
 
     def _settle(self, session: Session, values: Values, took_ms: tuple[float, float]) -> None:
-        """More untimed calls of short ones: a fresh process takes some ten of them to come to its speed.
+        """Make more untimed calls if they are short: a fresh process needs about ten to reach its speed.
 
         Each side by its own time, the candidate's first; both end together, so that neither has cooled meanwhile.
         """
@@ -407,7 +410,7 @@ class Timing(Trial):
 
     @property
     def is_enough(self) -> bool:
-        """Whether another worker pair would tell nothing more that is wanted."""
+        """Return whether another worker pair would tell nothing more that is wanted."""
         settings, count = self._settings, len(self.samples.candidate)
         budgets = self._spent_s / settings.time_budget_s
         if count >= settings.max_pairs or (budgets > OVERRUN and self.pairs >= FEWEST_WORKERS):

@@ -16,7 +16,7 @@ class BrokenProblem(SandboxError):
 
 
 class UnsupportedProblem(BrokenProblem):
-    """The reference is in order for itself, but asks for what cannot be judged here. Exit code 2."""
+    """The reference runs by itself, but needs something that cannot be judged here. Exit code 2."""
 
 
 class UnsupportedHere(UnsupportedProblem):

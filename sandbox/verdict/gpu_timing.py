@@ -33,7 +33,7 @@ class ClockCheck(Record):
     empty_gpu_ms: float = 0.0
     """Time of such a call by the device's events."""
     moves_data: bool = False
-    """Whether a part of the results only moves inputs, which copy engines can do: they take no turns with kernels."""
+    """Whether a part of the results only moves inputs, which copy engines can do while kernels run."""
 
     @property
     def time_ms(self) -> float:
@@ -55,7 +55,7 @@ class ClockCheck(Record):
         if len(known) == len(self.candidate_ms):
             leasts = [self._least(self._time(ms)) for ms in self.candidate_ms]
             known = [max(ms, least) for ms, least in zip(known, leasts, strict=True)]
-        # Of logarithms, as in a speedup: half of the calls told long must not pay for the other half.
+        # Of logarithms, as in a speedup: half of the calls, reported as long, must not compensate for the other half.
         raised = max(1.0, self.least_ms / math.exp(statistics.median(map(math.log, known))))
         return tuple(raised * ms for ms in known)
 

@@ -24,7 +24,7 @@ JUDGE_FIELD = Field(validation_alias=AliasChoices(JUDGE, OLD_JUDGE))
 
 
 def judged_by(versions: Mapping[str, str], default: str | None = None) -> str | None:
-    """The judge version in a record's versions. A digest of 16 hex digits stands in records of older releases."""
+    """The judge version in a record's versions. Records of older releases hold a digest of 16 hex digits."""
     return versions.get(JUDGE, versions.get(OLD_JUDGE, default))
 
 

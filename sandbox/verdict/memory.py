@@ -4,14 +4,14 @@ import os
 from pathlib import Path
 
 CHILD_SHARE = 0.75
-"""Of the machine's memory that one child may take. It stops what runs away; what fits beside what is planned apart."""
+"""The share of memory that one child may take. It stops runaway processes; several are planned separately."""
 CONTROL_GROUPS = (
     ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 """Version 2 and 1: where groups lie, a group's limit, what it uses, and the part of that that is given back at once."""
 ROOT = Path("/")
-"""Below which the kernel tells of itself."""
+"""The folder that holds the kernel's `proc` and `sys`."""
 
 
 def machine_bytes(root: Path = ROOT) -> int:

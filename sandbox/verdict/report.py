@@ -25,9 +25,9 @@ USUAL = {"speedup_eager": EAGER, "speedup_shipped": AS_SHIPPED, "speedup_compile
 def report(verdict: Verdict) -> dict[str, Any]:
     """The contract of `judge --json`: keys are always all there; what does not apply or is not known is None.
 
-    Times are medians in ms, `samples` the raw paired ones (the placebo's and the witnesses' stand in `measurement`);
-    `speedup` is against the fastest baseline at equal accuracy, which `against` names, with the ends of its 95 %
-    interval, and `speedup_any` against the fastest of all. `speedups` has those against each that was measured, and the
+    Times are medians in ms, `samples` the raw paired ones (the placebo's and others are in `measurement`).
+    `speedup` is against the fastest baseline at equal accuracy, which `against` names; it has the ends of its 95 %
+    interval. `speedup_any` is against the fastest of all. `speedups` has those against each that was measured, and the
     keys of `USUAL` those against the usual ones. `timing_clock` says what `candidate_ms` and `baselines_ms` are: the
     time on a GPU (`gpu_time`), or of a call on a processor (`call`); `times` has all three times of each side on a GPU.
     `floor_ms`, `fraction_of_floor` and `impossible_below_ms` are None where no floor is known.
@@ -121,7 +121,7 @@ LAUNCH_BOUND = "launch-bound: the host takes longer to issue a call than the GPU
 def verdict_words(verdict: Verdict) -> str:
     """`passed, 2.34 x [2.20, 2.41], faster (1.23 ms against 2.88 ms)` or `failed at check: ...`.
 
-    The times are of the fastest baseline, as the speedup is; what it is against the others stands behind.
+    Times and speedup are of the fastest baseline; speedups against the others follow.
     """
     if not isinstance(verdict, Passed):
         return f"failed at {verdict.stage}: {verdict.reason}"
@@ -156,7 +156,7 @@ def counted_speedup(ratio: float, comparison: str | None) -> float:
 
 
 def ratio_words(ratio: float, low: float | None, high: float | None) -> str:
-    """`2.34 x [2.20, 2.41]`, without the brackets where there is no interval."""
+    """`2.34 x [2.20, 2.41]`, without brackets if there are no ends."""
     return f"{ratio:.2f} x" + ("" if low is None or high is None else f" [{low:.2f}, {high:.2f}]")
 
 
@@ -167,7 +167,7 @@ def others_of(found: Measurement) -> str:
 def others_words(speedups: Mapping[str, float], against: str | None, less_accurate: Collection[str] = ()) -> str:
     """`; against eager 2.88 x, eager tf32 (less accurate) 0.91 x; against any 0.91 x`: all but the one that counts.
 
-    Empty where there is but one. The last part stands where a less accurate baseline is the fastest.
+    Empty where there is only one. The last part is there if a less accurate baseline is the fastest.
     """
     marked = {name: f"{name} (less accurate)" if name in less_accurate else name for name in speedups}
     others = [f"{marked[name]} {ratio:.2f} x" for name, ratio in speedups.items() if name != against]
@@ -249,7 +249,7 @@ def measurement_of(record: dict[str, Any]) -> Measurement:
         return Measurement(pairings=record["samples"], **(record.get("measurement") or {"threads": 1}))
     except (KeyError, TypeError, ValidationError) as error:
         problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else f"{error}"
-        raise RecordError(f"the record's samples can not be read ({problem}); use a record of `judge --json`") from None
+        raise RecordError(f"the record's samples cannot be read ({problem}); use a record of `judge --json`") from None
 
 
 def _equal(said: Any, found: Any) -> bool:

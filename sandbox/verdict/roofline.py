@@ -51,8 +51,8 @@ class Peaks(Record):
     def memory_ms(self, needed_bytes: float) -> float:
         """The least time in which this many distinct bytes can pass, wherever they happen to lie before.
 
-        What comes from farther away passes the nearer levels too, so a nearer one that was measured to be slower, under
-        load, counts as no slower; nor does any as slower than a plain copy.
+        Bytes from farther away pass the nearer levels too. So a nearer level never counts as slower than a farther one,
+        nor any as slower than a plain copy, even if it was measured under load.
         """
         rate, times = self.copy_bytes_per_s or 0.0, []
         for level in reversed(self.levels):
@@ -123,7 +123,7 @@ class Floor(Record):
     memory_ms: float
     """Every needed byte, once, through the narrowest level that it must pass."""
     direct_ms: float
-    """The operations of the reference's own algorithm. A better algorithm may beat this one honestly."""
+    """The operations of the reference's own algorithm. A better algorithm may be faster, and honest."""
     least_ms: float
     """The operations that no known algorithm saves."""
     copy_ms: float | None = None
@@ -136,7 +136,7 @@ class Floor(Record):
 
     @property
     def impossible_below_ms(self) -> float:
-        """No correct program is faster: a time below is no win but something to explain."""
+        """No correct program is faster: a time below needs an explanation."""
         return max(self.memory_ms, self.least_ms)
 
     def fraction(self, time_ms: float) -> float:
@@ -144,7 +144,7 @@ class Floor(Record):
         return self.floor_ms / time_ms
 
     def is_impossible(self, time_ms: float) -> bool:
-        """Whether the time is to be quarantined, once peaks that were measured again say so too."""
+        """Return whether the time is to be quarantined, once peaks that were measured again say so too."""
         return time_ms < self.impossible_below_ms
 
 

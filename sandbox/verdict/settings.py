@@ -53,7 +53,7 @@ class Settings(Record):
     jail: Literal["auto", "strict", "off"] = "auto"
     """`auto`: the best layers that the machine has; `strict`: refuse to run without a named set; `off`: none."""
     jail_without: tuple[Literal["namespaces"], ...] = ()
-    """Layers to do without although they are to be had: for trying what the others stop."""
+    """Layers to leave out although they are available: to test what the others stop."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Device of candidate and baselines: `cpu`, `cuda` (the first CUDA device), or `cuda:N`."""
     threads: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)))
@@ -137,12 +137,12 @@ class Settings(Record):
 
     @property
     def varies_inputs(self) -> bool:
-        """Whether candidates are judged on other input distributions than the problem's own."""
+        """Return whether candidates are judged on other input distributions than the problem's own."""
         return "families" not in self.without and self.accuracy != "kernelbench"
 
     @property
     def gpu(self) -> bool:
-        """Whether candidate and baselines run on a CUDA device."""
+        """Return whether candidate and baselines run on a CUDA device."""
         return self.device != "cpu"
 
     @property
@@ -152,5 +152,5 @@ class Settings(Record):
 
     @property
     def side_by_side(self) -> bool:
-        """Whether children may be started, asked and ended next to each other; a device has one user at a time."""
+        """Return whether children may work next to each other; a device has one user at a time."""
         return not self.gpu

@@ -120,9 +120,9 @@ def known_spread(
     """From the logarithms of ratios of pairs of the reference's own processes, whose mean is 0 by symmetry.
 
     What was seen and what is assumed, each with its weight, as with a conjugate prior (Gelman and others, Bayesian Data
-    Analysis, section 2.6). Of what was seen the median distance from 0 counts, 0.6745 standard deviations of a normal
-    variable, so that an hour in which the machine was busy does not widen all intervals to come; for variances a median
-    is worth a third of its observations (Rousseeuw and Croux 1993). It errs upwards, since these ratios come from fewer
+    Analysis, section 2.6). Observations count by their median distance from 0, 0.6745 standard deviations of a
+    normal variable. So a busy hour of the machine does not widen later intervals. For variances a median is worth a
+    third of its observations (Rousseeuw and Croux 1993). It errs upwards, since these ratios come from fewer
     calls than a candidate's. `others` are such ratios of other problems on the same device: where there are enough of
     them and they are usually smaller than what is assumed, that is assumed.
     """
@@ -184,7 +184,7 @@ def worker_interval(
 def _variance_of_median(group: Sequence[float]) -> float:
     """That of the median of a few values, from their mean distance to it, which an outlier moves less than a variance.
 
-    For many normal values it comes to pi^2 / 4n of that distance's square (Kendall and Stuart, chapter 14); 3 / n is
+    For many normal values it is pi^2 / 4n of that distance's square (Kendall and Stuart, chapter 14); 3 / n is
     above what it is for four to six of them.
     """
     median = statistics.median(group)

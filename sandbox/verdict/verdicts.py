@@ -45,7 +45,7 @@ class Memcheck(Record):
     """The outcome of a run under memcheck."""
 
     state: Literal["found", "clean", "silent"]
-    """`clean`: it ended and reported nothing. `silent`: there is no report to go by; `why` says what there is."""
+    """`clean`: it ended and reported nothing. `silent`: it gave no report; `why` has the reason."""
     faults: tuple[MemoryFault, ...] = Field(default=(), max_length=MOST_FAULTS)
     errors: int = 0
     """All that it counted; one for each thread that went wrong, so mostly more than `faults`."""
@@ -81,7 +81,7 @@ class KernelFacts(Record):
 
 
 class Look(Record):
-    """All that was seen of one candidate beside its timing."""
+    """Observations of one candidate beside its timing."""
 
     kernels: tuple[KernelTime, ...] = Field(default=(), max_length=MOST_KERNELS)
     """By torch's profiler, in an untimed call."""
@@ -191,7 +191,7 @@ class Measurement(Record):
     protocol_ms: tuple[float, ...] = ()
     """Time of a call that does nothing, on the judge's clock; it is part of every other time here."""
     candidate_cpu_ms: tuple[float, ...] = ()
-    """Processor time of all threads of the candidate in each of its timed calls: a witness apart from the clock."""
+    """Processor time of all threads of the candidate in each timed call, measured independently of the clock."""
     eager_cpu_ms: tuple[float, ...] = ()
     """The same of the eager baseline."""
     clock: Literal["bound", "events", "gpu"] = "bound"
@@ -235,7 +235,7 @@ class Measurement(Record):
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether the judge's own clock supports that the candidate is faster than the baseline that counts."""
+        """Return whether the judge's own clock supports that the candidate is faster than the baseline that counts."""
         check = self.on_device.check if self.on_device else None
         if check is None:
             return True
@@ -258,7 +258,7 @@ class Measurement(Record):
 
     @property
     def is_launch_bound(self) -> bool:
-        """Whether the host takes longer to issue the candidate's call than the device to run it."""
+        """Return whether the host takes longer to issue the candidate's call than the device to run it."""
         return (self.host_time_ms or 0.0) > (self.gpu_time_ms or float("inf"))
 
     @property
@@ -327,7 +327,7 @@ class Measurement(Record):
 
     @property
     def is_steady(self) -> bool:
-        """Whether the placebo's interval reaches within `PLACEBO_WITHIN` of 1; true where there was none."""
+        """Return whether the placebo's interval reaches within `PLACEBO_WITHIN` of 1; true where there was none."""
         if self.placebo is None:
             return True
         interval = self.interval_of(self.placebo)
@@ -355,7 +355,7 @@ class Measurement(Record):
 
 
 class Authenticity(Record):
-    """Whether the candidate computes with code of its own. Evidence apart from correctness."""
+    """Evidence, separate from correctness, of whether the candidate computes with code of its own."""
 
     label: Literal["custom", "mixed", "library_only", "unknown"]
     evidence: tuple[str, ...] = ()
@@ -404,7 +404,7 @@ class Evidence(Record):
     """`copied`: the candidate had the reference's weights. `seeded`: both models were constructed under one seed, which
     each worker pair has again. None where there are none, it was not reached, or in records of older releases."""
     without: tuple[str, ...] = ()
-    """Defences of the judge that were switched off. A record with any is no verdict to rely on."""
+    """Defences of the judge that were switched off. Do not rely on a verdict with any."""
     baselines_left_out: tuple[str, ...] = ()
     """`NAME: reason` of each optional baseline that could not run for this problem."""
     effort: JudgingEffort = "rank"
@@ -432,7 +432,7 @@ class Evidence(Record):
         return found
 
     def meets(self, accuracy: Accuracy) -> bool | None:
-        """Whether all errors that were seen are within an accuracy; None where that is not known."""
+        """Return whether all errors that were seen are within an accuracy; None where that is not known."""
         allowed = self.errors_allowed.get(accuracy, {})
         if not self.errors.keys() & allowed.keys():
             return None

@@ -9,7 +9,7 @@ REFUSED = {
         r"line 2: Python text cannot hold null bytes: \x00",
     ),
     "a syntax error": ("x = 1\nclass ModelNew(:\n", "line 2: invalid syntax: class ModelNew(:"),
-    "a lone surrogate": ("x = '\ud800'", "the source can not be parsed: 'utf-8' codec can't encode"),
+    "a lone surrogate": ("x = '\ud800'", "the source cannot be parsed: 'utf-8' codec can't encode"),
     "nothing": ("", "no class ModelNew is defined; the file defines nothing"),
 }
 

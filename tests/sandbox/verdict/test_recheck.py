@@ -44,5 +44,5 @@ def test_a_failed_verdict_has_nothing_to_compute():
 
 
 def test_a_record_without_samples_is_refused_in_one_sentence():
-    with pytest.raises(RecordError, match="samples can not be read"):
+    with pytest.raises(RecordError, match="samples cannot be read"):
         recheck(record(samples=[{"baseline": "eager"}]))
