@@ -188,7 +188,7 @@ def worst(got: torch.Tensor, want: torch.Tensor) -> tuple[int, ...]:
 
 
 def all_within(got: torch.Tensor, near: torch.Tensor, share: float) -> bool:
-    """Return whether every element is finite and off by at most this share of `near`'s; stops at the first other one."""
+    """Return whether every element is finite and off by at most this share of `near`'s; stops at the first other."""
     exact, less = torch.promote_types(near.dtype, torch.float32), share * (1 - 1e-6)
     for piece in _flat_pieces(got, near):
         mine, true = (tensor.to(exact) for tensor in piece)
