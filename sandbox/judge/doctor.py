@@ -280,7 +280,7 @@ def _torch() -> Iterator[HealthCheck]:
 def _layers() -> Iterator[HealthCheck]:
     """The layers of the jail, each tried by itself."""
     why = bubblewrap.obstacle()
-    found = f"{bubblewrap.program()}; {'in its own user namespace' if bubblewrap.is_own_user_namespace() else 'as root'}"
+    found = f"{bubblewrap.program()}; {'with own user namespace' if bubblewrap.is_own_user_namespace() else 'as root'}"
     yield _layer("namespaces", not why, found, why.splitlines()[-1] if why else "", NAMESPACES_REMEDY)
     level = landlock_abi()
     yield _layer("landlock", level > 0, f"version {level}; {landlock_layer()}", "not in this kernel", LANDLOCK_REMEDY)
