@@ -19,7 +19,7 @@ from kernelwright.sandbox.verdict.verdicts import Passed
 RECORDED = "recorded"
 RECORD = Path(__file__).parent / "records" / "real-answers.jsonl.gz"
 HEAD = "| left out | tokens of the prompt | first answers right | speedup of those | over the whole prompt's |"
-ROLES = "| answers of | turn | asked | right | faster than its parent | median gain |"
+ROLES = "| answers of | role | asked | right | faster than its parent | median gain |"
 IDEAS = "| answers of | idea | tried | won | median gain of an improvement |"
 
 

@@ -8,7 +8,7 @@ takes is printed. What depends on the problem or the candidates (references, bui
 
 `python -m bench scaling`: where there are CUDA devices, the local executor judges the same candidates on 1, 2, 4 and 8
 of them in one sitting; without any, on declared parts of the processor, which proves nothing about GPUs.
-`KERNELWRIGHT_PER_DEVICE` is the number of candidates for each device of a round (12). See docs/scaling.md.
+`KERNELWRIGHT_PER_DEVICE` is the number of candidates for each device of a round (12). See docs/judge.md.
 """
 
 import asyncio

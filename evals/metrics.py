@@ -1,6 +1,6 @@
 """The summary of a verdict, and metrics over many of them, each with its definition and source. Pure.
 
-None means "not correct", never 0, and every rate has the failures in its denominator. `docs/metrics.md` says the
+None means "not correct", never 0, and every rate has the failures in its denominator. `docs/judge.md#metrics` says the
 same in prose.
 """
 

@@ -34,7 +34,7 @@ the model's own defaults.
 
 A speedup is the median ratio of times against the fastest baseline at equal accuracy (strict eager, eager at default
 precision, `torch.compile`); "of any baseline" counts less accurate ones too. A failure stays in every denominator. What
-is faster than any algorithm could be, or was refused by a later judge, is a failure: [metrics](metrics.md). Weak
+is faster than any algorithm could be, or was refused by a later judge, is a failure: [metrics](judge.md#metrics). Weak
 problems, whose result hardly depends on the input, are shown and not ranked.
 
 `make results` draws this page and its pictures from the folder `results`; only the sentences on factors above 10 are
@@ -46,7 +46,7 @@ typed. The table counts ranked problems:
   is too noisy or unconfirmed counts as 1;
 - "failures as 1": the geometric mean over all problems; "failures and losses as 1": with slower kernels as 1 too;
 - fast_1, fast_2: the share of all problems with a right kernel more than 1 or 2 times as fast;
-- "of the roofline": the [roofline](floor.md)'s time over the kernel's, as a geometric mean. A kernel that needs fewer
+- "of the roofline": the [roofline](judge.md#roofline)'s time over the kernel's, as a geometric mean. A kernel that needs fewer
   operations than the reference can be below that time; such are counted apart;
 - "of a copy": the same for a copy of as many bytes as the problem has to move."""
 ROUNDS = """\

@@ -118,8 +118,8 @@ def test_the_site_has_every_page_in_its_menu():
 
 
 def test_the_picture_of_the_packages_is_drawn_from_today_s_imports():
-    drawn = runpy.run_path(str(DOCS / "pictures/rooms.py"))["drawn"]()
-    assert (DOCS / "pictures/rooms.svg").read_text() == drawn
+    drawn = runpy.run_path(str(DOCS / "pictures/packages.py"))["drawn"]()
+    assert (DOCS / "pictures/packages.svg").read_text() == drawn
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

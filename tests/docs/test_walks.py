@@ -46,11 +46,13 @@ def fine(words):
     return (0, 1) if {"check", "run", "resume", "import"} & set(words) else (0,)
 
 
-def test_the_commands_of_the_formats_page_work(walk):
+def test_the_commands_of_the_page_on_formats_work(walk):
     for number in (3, 7, 12):
         write(walk.folder, {f"KernelBench/level1/{number}_Double.py": PLAIN})
-    write(walk.folder, {"runs/theirs/level_1_problem_3_sample_0_kernel.py": PLAIN_RIGHT, "candidate.py": PLAIN_RIGHT})
-    walk("formats.md", PLAIN_RIGHT, extra=[("--suite", ["--out", "runs/TIME"])])
+    with http_stub(fake_reply(PLAIN_RIGHT)) as server:
+        run = "kernelwright run --suite kernelbench:level1[3,7,12] --model m --attempts 1 --out runs/TIME"
+        assert called(run.split(), walk.folder, server).returncode in (0, 1)
+    walk("formats-and-records.md", PLAIN_RIGHT)
 
 
 def test_the_commands_of_the_problems_page_work(walk):
@@ -106,12 +108,12 @@ def test_the_commands_of_the_providers_page_work(walk):
     write(walk.folder, {"answers.jsonl": ""})
     open_asks = "kernelwright run rms_norm --provider batch --model m --attempts 1 --out runs/OTHER"
     assert "wait for a batch" in called(open_asks.split(), walk.folder).stderr
-    walk("providers.md", RMS_NORM, extra=[("run", ["--attempts", "1"]), ("--wait", ["--every-s", "0.01"])])
+    walk("prompts-and-providers.md", RMS_NORM, extra=[("run", ["--attempts", "1"]), ("--wait", ["--every-s", "0.01"])])
 
 
-def test_the_commands_of_the_scaling_page_work(walk):
+def test_the_commands_of_the_judge_page_work(walk):
     write(walk.folder, FILES)
-    walk("scaling.md", RIGHT)
+    walk("judge.md", RIGHT)
 
 
 def test_the_commands_of_the_extending_page_work(walk):
@@ -121,7 +123,8 @@ def test_the_commands_of_the_extending_page_work(walk):
 
 def test_no_page_with_commands_is_left_out():
     walked = {
-        "formats.md", "problems.md", "tutorial.md", "command-line.md", "providers.md", "scaling.md", "extending.md",
+        "command-line.md", "extending.md", "formats-and-records.md", "judge.md", "problems.md",
+        "prompts-and-providers.md", "tutorial.md",
     }  # fmt: skip
     assert {page.name for page in DOCS.rglob("*.md") if runnable(page)} <= walked
 

@@ -57,7 +57,7 @@ def try_memory_call():
 
 
 def try_ptrace():
-    """`ptrace` of the judge or of the own parent"""
+    """`ptrace` of the judge or of its own parent"""
     attach = 16
     return any(libc.ptrace(attach, pid, 0, 0) == 0 for pid in (AROUND["judge"], os.getppid() or 1))
 
@@ -316,7 +316,7 @@ def try_key_in_environment():
 
 
 def try_descriptors():
-    """finding a descriptor beside standard streams, channel and lent memory"""
+    """finding a descriptor beside standard streams, channel and shared memory"""
     found = []
     for fd in os.listdir("/proc/self/fd"):
         try:

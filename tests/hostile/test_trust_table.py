@@ -1,41 +1,44 @@
 """docs/trust.md says what the tests prove, line by line."""
 
+import re
+
 from tests.hostile.attacks import ATTACKS
 from tests.hostile.snooping import lines
 from tests.hostile.surroundings import CHECKOUT
 from tests.hostile.trust import SETTINGS, UNTRIED, WORKS
 
 TEXT = (CHECKOUT / "docs" / "trust.md").read_text()
+OFF = ("off, user",)
 
 
-def rows(first_heading):
-    """The cells of the table whose first column has this heading, without the heading."""
-    found, within = [], False
-    for line in TEXT.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith(f"| {first_heading} |"):
-            within = True
-        elif not line.startswith("|"):
-            within = False
-        elif within and not line.startswith("|--"):
-            found.append(cells)
-    return found
+def listed(introduction):
+    """The entries below a paragraph, by name: `- what is tried: `name``."""
+    after = TEXT.partition(f"\n{introduction}\n\n")[2].partition("\n\n")[0]
+    return {name: text for text, name in re.findall(r"^- (.+) \(`(\w+)`\)$", after, re.MULTILINE)}
 
 
-def cell(name, setting):
-    if UNTRIED.get(name) == setting:
-        return "not tried"
-    return "**works**" if setting in WORKS.get(name, ()) else "refused"
+def test_every_attack_has_its_line_under_the_stage_at_which_it_fails():
+    for stage in ("run", "build"):
+        expected = {name: one.line for name, one in ATTACKS.items() if name != "snooping" and one.stage == stage}
+        assert listed(f"Fails at {stage}:") == expected
+    assert {one.stage for one in ATTACKS.values()} == {"run", "build"}
 
 
-def test_every_attack_has_its_line_with_the_stage_at_which_it_fails():
-    expected = [[attack.line, attack.stage, f"`{name}`"] for name, attack in ATTACKS.items() if name != "snooping"]
-    assert rows("attack") == expected
-
-
-def test_every_attempt_has_its_line_with_what_each_setting_does_about_it():
-    expected = [[line, *(cell(name, setting) for setting in SETTINGS), f"`{name}`"] for name, line in lines().items()]
-    assert rows("attempt") == expected
+def test_every_attempt_has_its_line_under_the_settings_that_refuse_it():
+    only_off, everywhere, alone = {}, {}, {}
+    for name, line in lines().items():
+        works = WORKS.get(name, ())
+        assert not {"namespaces, root", "namespaces, user"} & set(works) and set(works) <= set(SETTINGS)
+        if works == OFF or UNTRIED.get(name) in OFF:
+            only_off[name] = line
+        else:
+            (alone if works else everywhere)[name] = line
+    assert listed("Refused with any jail, possible with `--jail off`:") == only_off
+    assert listed("Refused everywhere, also with `--jail off`:") == everywhere
+    assert listed("Refused with namespaces; without them possible:") == {
+        name: line + (" (as a user)" if "alone, root" not in WORKS[name] else "") for name, line in alone.items()
+    }
+    assert [f"`{name}`" in TEXT for name in UNTRIED] == [True] * len(UNTRIED)
 
 
 def test_every_test_that_the_text_names_is_there():

@@ -1,4 +1,4 @@
-"""Draws the packages and who imports whom, from the sources: `python -m docs.pictures.rooms` writes rooms.svg."""
+"""Draws the packages and who imports whom, from the sources: `python -m docs.pictures.packages` writes packages.svg."""
 
 from collections import Counter
 from pathlib import Path
@@ -22,7 +22,7 @@ WALK = {
     "problems": "1 a frozen problem; nothing is run",
     "kernelwright_child": "5 what runs inside the jail",
 }
-"""What each room does; the numbers are the steps of a walk in docs/architecture.md."""
+"""The topic of each package; the numbers are the steps of a run in docs/architecture.md."""
 STYLE = """
 .room { fill: #f5f6f8; stroke: #5a6472; } text { font: 12px system-ui, sans-serif; fill: #1c2128; }
 .name { font: 600 15px system-ui, sans-serif; } .quiet { fill: #5a6472; } .ground { fill: #fff; stroke: #d5dae1; }
@@ -85,4 +85,4 @@ def _arrow(upper: str, lower: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("rooms.svg").write_text(drawn(), encoding="utf-8")
+    Path(__file__).with_name("packages.svg").write_text(drawn(), encoding="utf-8")
