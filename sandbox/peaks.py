@@ -1,7 +1,7 @@
 """The peaks of memory and arithmetic of this machine's processor or GPU, measured once and stored.
 
 The reference's child finds a problem's necessary work, and `verdict/roofline.py` divides it by the peaks. The result is
-a lower bound on every correct program's time, so each step errs downwards; see docs/judge.md#roofline. A small C++ program,
+a lower bound on every correct program's time, so each step errs downwards (docs/judge.md). A small C++ program,
 `measure.cpp`, measures the processor, and `python -m kernelwright.sandbox.peaks` the GPU in a separate process.
 """
 
