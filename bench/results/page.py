@@ -46,8 +46,8 @@ typed. The table counts ranked problems:
   is too noisy or unconfirmed counts as 1;
 - "failures as 1": the geometric mean over all problems; "failures and losses as 1": with slower kernels as 1 too;
 - fast_1, fast_2: the share of all problems with a right kernel more than 1 or 2 times as fast;
-- "of the roofline": the [roofline](judge.md#roofline)'s time over the kernel's, as a geometric mean. A kernel that needs
-  fewer operations than the reference can be below that time; such are counted apart;
+- "of the roofline": the [roofline](judge.md#roofline)'s time over the kernel's, as a geometric mean. A kernel that
+  needs fewer operations than the reference can be below that time; such are counted apart;
 - "of a copy": the same for a copy of as many bytes as the problem has to move."""
 ROUNDS = """\
 A round is the first answer to each problem, the second, and so on:"""
