@@ -1,4 +1,4 @@
-"""The configuration of a search, and the provider that answers it."""
+"""The options of a search and of the provider that answers it; `RunConfig` of `evals/runs.py` holds both."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,6 +8,7 @@ from kernelwright.problems.problem import Record
 from kernelwright.prompts import Target
 
 Adviser = Literal["plan", "critique", "reflect"]
+Api = Literal["chat", "responses"]
 
 
 class Budget(Record):
@@ -25,13 +26,12 @@ class Budget(Record):
 
 
 class SearchConfig(Record):
-    """All settings of a search. The header of a run holds them, so that a resumed search does the same."""
+    """All settings of a search: the part of a run's config that each problem's log repeats."""
 
     target: Target = "cpp"
     model: str
     strategy: str = "refine"  # the name of a strategy, or `path/to/file.py:function`
-    attempts: int = Field(default=10, ge=1)
-    """The number of attempts for each problem. Tuning and advice do not count."""
+    attempts: int = Field(default=10, ge=1)  # for each problem; tuning and advice do not count
     budget: Budget = Budget()  # further limits for each problem
     batch: Budget = Budget()  # further limits for all problems of the run together
     share: bool = True  # give attempts that a problem leaves unspent to those with the highest expected gain
@@ -49,8 +49,7 @@ class SearchConfig(Record):
     """The number of fastest attempts that are re-evaluated before the best is named; 0 for none."""
     tune: int = Field(default=8, ge=0)
     """Variants of declared constants judged for each problem; 0 for none. They cost no tokens."""
-    models: tuple[str, ...] = ()
-    """Further models, each stronger and dearer than the one before it; `model` is the first."""
+    models: tuple[str, ...] = ()  # further models, each stronger and dearer than the one before it, from `model` on
     choice: Literal["escalate", "bandit"] = "escalate"
     """`escalate`: the next model after `stall` attempts without a gain. `bandit`: the best gain a USD, by trial."""
     stall: int = Field(default=6, ge=1)
@@ -59,7 +58,7 @@ class SearchConfig(Record):
     """Concurrent attempts for a problem. Above 1 a second run makes the same decisions only in `lockstep`."""
     lockstep: bool = False  # decide only when nothing is running: slower, and independent of the order of the answers
     problems_at_once: int = Field(default=1, ge=1)
-    without: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()  # sections that prompts leave out
     history_tokens: int = Field(default=2000, ge=0)
     """The table of earlier attempts is cut to about this, the least telling rows first."""
     measure: bool = True  # judge the reference once before the first ask, so that prompts state PyTorch's times
@@ -72,9 +71,6 @@ class SearchConfig(Record):
     provider_retries: int = Field(default=2, ge=0)
     """Retries after a passing failure of the provider, beyond those of its own client."""
     retry_delay_s: float = Field(default=10.0, ge=0)  # wait before the first of these; doubled for each further one
-
-
-Api = Literal["chat", "responses"]
 
 
 class ProviderOptions(Record):
@@ -136,9 +132,9 @@ AnyProvider = Annotated[
     | Annotated[ProviderOptions, Tag("other")],
     Discriminator(_own_kind),
 ]
-_ANY_PROVIDER: TypeAdapter[AnyProvider] = TypeAdapter(AnyProvider)
 
 
 def read_provider(options: ProviderOptions | dict[str, Any]) -> AnyProvider:
     """Give the options as the record of their kind."""
-    return _ANY_PROVIDER.validate_python(options)
+    adapter: TypeAdapter[AnyProvider] = TypeAdapter(AnyProvider)
+    return adapter.validate_python(options)

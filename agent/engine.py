@@ -8,43 +8,19 @@ import asyncio
 import random
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from kernelwright.agent import steering
 from kernelwright.agent.config import SearchConfig
-from kernelwright.agent.log import events
-from kernelwright.agent.log.records import (
-    Ask,
-    Attempt,
-    Decision,
-    FoundCandidate,
-    PromptOutline,
-    Reply,
-    Request,
-    Screening,
-)
+from kernelwright.agent.log import events, records
+from kernelwright.agent.log.records import Ask, Attempt, Decision, FoundCandidate, Reply
 from kernelwright.agent.log.store import Journal, RunLog
 from kernelwright.agent.log.view import View
 from kernelwright.agent.normalising import normal_digest
 from kernelwright.agent.providers import AnswerPending, NoMoreAnswers, Provider, ProviderError
 from kernelwright.agent.replies import Extraction, NotExtracted, extract
-from kernelwright.agent.steering import (
-    IdeaStatistics,
-    Prices,
-    advice_steps,
-    choose_model,
-    exceeded,
-    knobs_of,
-    load_prices,
-    near_floor,
-    notes_in,
-    out_of_attempts,
-    spent,
-    to_judge,
-    to_screen,
-    with_setting,
-)
 from kernelwright.agent.strategies import Step, Stop, Strategy, StrategyError
 from kernelwright.problems import Problem
 from kernelwright.prompts import Brief, Prompt, continued, render
@@ -89,9 +65,9 @@ class Parts:
     config: SearchConfig
     brief_for: Callable[[Problem, View, Ask], Brief]
     on_event: Callable[[events.Event], None] = lambda event: None
-    idea_statistics: IdeaStatistics | None = None  # statistics of ideas; made from the log where it is None
+    idea_statistics: steering.IdeaStatistics | None = None  # made from the log where it is None
     limit: Callable[[View], str | None] = lambda view: None
-    """A reason to stop that lies outside this problem, such as a budget of the complete run; see `Decider`."""
+    """A reason to stop that lies outside this problem, such as a budget of the complete run."""
 
 
 async def search(problem: Problem, parts: Parts) -> View:
@@ -105,10 +81,36 @@ async def search(problem: Problem, parts: Parts) -> View:
     `SandboxError` of the evaluator is logged as the end of this search: a later one tries to judge again. When
     cancelled, running steps are dropped, and a later search repeats them.
     """
-    return await _Search(problem, parts).run()
+    run = _Search(problem, parts)
+    await run.prepare()
+    running: set[asyncio.Task[None]] = set()
+    try:
+        while True:
+            for step in run.next_steps(running):
+                running.add(asyncio.create_task(step))
+            if not running:
+                break
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                run.note(task.exception())
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    if run.trouble is None or isinstance(run.trouble, NoMoreAnswers):
+        await run.confirm()
+    run.conclude()
+    return run.view
 
 
 USED_UP = "the recorded answers are used up"
+GRAVITY = (NoMoreAnswers, AnswerPending, ProviderError, BaseException)
+"""Kinds of errors, the gravest last: of several the gravest ends the search, and the first of those alike."""
+FAULTS: tuple[tuple[type[SandboxError], events.AtFault], ...] = (
+    (UnsupportedProblem, "unsupported"),
+    (BrokenProblem, "broken"),
+    (SandboxError, "machine"),
+)
 
 
 class _Search:
@@ -118,17 +120,12 @@ class _Search:
                 f"the run in {parts.log.folder} was not started for this version of problem {problem.name!r}; "
                 "start a new run"
             )
-        self.problem = problem
-        self.name = problem.name
-        self.parts = parts
-        self.config = parts.config
-        self.log = parts.log
+        self.problem, self.name = problem, problem.name
+        self.parts, self.config, self.log = parts, parts.config, parts.log
         self.journal = Journal(problem.name, parts.log, parts.on_event)
-        self.decider = Decider(
-            problem, parts.config, parts.strategy, parts.brief_for, load_prices(parts.config.prices), parts.limit
-        )
+        prices = steering.load_prices(parts.config.prices)
+        self.decider = Decider(problem, parts.config, parts.strategy, parts.brief_for, prices, parts.limit)
         self.waiting = deque(attempt.number for attempt in self.view.pending)
-        self.running: set[asyncio.Task[None]] = set()
         self.judging: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """By identity of the candidate, so that the same one in two slots is judged once."""
         self.screening = False
@@ -139,54 +136,32 @@ class _Search:
     def view(self) -> View:
         return self.journal.view
 
-    async def run(self) -> View:
-        self.equip()
-        if self.config.measure and self.view.measured is None and not self.view.attempts:
-            await self.measure()
-        self.keep_best()
-        try:
-            self.start_more()
-            while self.running:
-                done, self.running = await asyncio.wait(self.running, return_when=asyncio.FIRST_COMPLETED)
-                for error in [task.exception() for task in done]:
-                    if error is not None and _gravity(error) > _gravity(self.trouble):
-                        self.trouble = error
-                self.start_more()
-        finally:
-            for task in self.running:
-                task.cancel()
-            await asyncio.gather(*self.running, return_exceptions=True)
-        if self.trouble is None or isinstance(self.trouble, NoMoreAnswers):
-            await self.confirm()
-        self.conclude()
-        return self.view
-
-    def equip(self) -> None:
+    async def prepare(self) -> None:
+        """Log the config, and PyTorch's times or why there are none; candidates may be judged all the same."""
         if self.view.config != self.config:
-            idea_statistics = self.parts.idea_statistics or IdeaStatistics(self.log, self.config)
-            ideas = self.view.ideas or idea_statistics.ideas(self.problem)
+            statistics = self.parts.idea_statistics or steering.IdeaStatistics(self.log, self.config)
+            ideas = self.view.ideas or statistics.ideas(self.problem)
             self.journal.write(events.Equipped(problem=self.name, ideas=ideas, config=self.config))
+        if self.config.measure and self.view.measured is None and not self.view.attempts:
+            verdict, why_not = None, ""
+            try:
+                verdict = await self.parts.evaluator.measure(self.problem)
+            except SandboxError as error:
+                why_not = str(error)
+            if verdict is not None or why_not:
+                self.journal.write(events.MeasuredProblem(problem=self.name, verdict=verdict, why_not=why_not))
+        self.keep_best()
 
-    async def measure(self) -> None:
-        """Log PyTorch's times, or why there are none; candidates may be judged all the same."""
-        verdict, why_not = None, ""
-        try:
-            verdict = await self.parts.evaluator.measure(self.problem)
-        except SandboxError as error:
-            why_not = str(error)
-        if verdict is not None or why_not:
-            self.journal.write(events.MeasuredProblem(problem=self.name, verdict=verdict, why_not=why_not))
-
-    def start_more(self) -> None:
-        """Fill the slots: with attempts that the log left open, then with decisions, which are logged first.
+    def next_steps(self, running: set[asyncio.Task[None]]) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yield work for the free slots: attempts that the log left open, then decisions, which are logged first.
 
         The end counts once nothing is running.
         """
-        while self.trouble is None and (room := self.config.slots - len(self.running)) > 0:
+        while self.trouble is None and (room := self.config.slots - len(running)) > 0:
             if self.waiting:
-                self.start(self.attempt(self.waiting.popleft()))
+                yield self.attempt(self.waiting.popleft())
                 continue
-            if self.running and self.config.lockstep:
+            if running and self.config.lockstep:
                 return
             try:
                 decision = self.decider.decide(self.view, room)
@@ -194,19 +169,23 @@ class _Search:
                 self.trouble = error
                 return
             if isinstance(decision, Stop):
-                self.stop = None if self.running else decision
+                self.stop = None if running else decision
                 return
             if decision:
-                self.journal.write_all([(opened.asked, [opened.text]) for opened in decision])
+                self.journal.write_all(decision)
                 self.waiting.extend(opened.asked.attempt for opened in decision)
-            elif (order := to_screen(self.view, self.config)) is not None and not self.screening:
+            elif (order := steering.to_screen(self.view, self.config)) is not None and not self.screening:
                 self.screening = True
-                self.start(self.screen(*order))
+                yield self.screen(*order)
             else:
                 return
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        self.running.add(asyncio.create_task(work))
+    def note(self, error: BaseException | None) -> None:
+        def gravity(trouble: BaseException | None) -> int:
+            return -1 if trouble is None else next(at for at, kind in enumerate(GRAVITY) if isinstance(trouble, kind))
+
+        if gravity(error) > gravity(self.trouble):
+            self.trouble = error
 
     async def attempt(self, number: int) -> None:
         """Do the remaining steps of an attempt: answer, extract and judge, each logged before the next."""
@@ -241,25 +220,20 @@ class _Search:
         self.journal.write_reply(number, await self.completed(attempt, longer), again=True)
 
     async def completed(self, attempt: Attempt, prompt: Prompt) -> Reply:
-        request = attempt.request(prompt.text)
-        for retry in range(self.config.provider_retries + 1):
+        """Ask the provider, again after a passing failure; each failure is logged."""
+        of, request = {"problem": self.name, "attempt": attempt.number}, attempt.request(prompt.text)
+        retries = 0
+        while True:
             try:
                 return await self.parts.provider.complete(request, attempt.ask, prompt)
             except AnswerPending:
                 raise
             except ProviderError as error:
-                self.journal.write(
-                    events.ProviderFailed(
-                        problem=self.name,
-                        attempt=attempt.number,
-                        message=str(error),
-                        retryable=error.retryable,
-                    )
-                )
-                if not error.retryable or retry == self.config.provider_retries:
+                self.journal.write(events.ProviderFailed(**of, message=str(error), retryable=error.retryable))
+                if not error.retryable or retries == self.config.provider_retries:
                     raise
-            await asyncio.sleep(self.config.retry_delay_s * 2**retry)
-        raise AssertionError("the last try returns or raises")
+            await asyncio.sleep(self.config.retry_delay_s * 2**retries)
+            retries += 1
 
     async def judge(self, attempt: Attempt) -> None:
         """Log the verdict. A candidate that was judged before, or is being judged, is not judged again."""
@@ -270,22 +244,22 @@ class _Search:
             if known is not None and known.verdict is not None:
                 verdict, same_as = known.verdict, known.number
             else:
-                best_speedup, same_as = self.view.best.standing if self.view.best else None, None
-                verdict = await self.parts.evaluator.evaluate(
-                    self.problem, self.candidate(found), best_speedup=best_speedup
-                )
-            self.journal.write(
-                events.JudgedAttempt(problem=self.name, attempt=attempt.number, verdict=verdict, same_as=same_as)
-            )
+                best, same_as = self.view.best.standing if self.view.best else None, None
+                candidate = self.candidate(found)
+                verdict = await self.parts.evaluator.evaluate(self.problem, candidate, best_speedup=best)
+            of = {"problem": self.name, "attempt": attempt.number}
+            self.journal.write(events.JudgedAttempt(**of, verdict=verdict, same_as=same_as))
 
     async def screen(self, attempt: Attempt, settings: tuple[str, ...]) -> None:
         """Log a quick time of each variant of a candidate."""
         assert attempt.candidate is not None
         source, language = self.log.text(attempt.candidate.digest), attempt.candidate.language
-        variants = [Candidate(source=with_setting(source, setting), language=language) for setting in settings]
+        variants = [Candidate(source=steering.with_setting(source, one), language=language) for one in settings]
         try:
             times = await self.parts.evaluator.screen(self.problem, variants)
-            found = tuple(Screening(setting=one, candidate_ms=ms) for one, ms in zip(settings, times, strict=True))
+            found = tuple(
+                records.Screening(setting=one, candidate_ms=ms) for one, ms in zip(settings, times, strict=True)
+            )
             self.journal.write(events.Screened(problem=self.name, attempt=attempt.number, screenings=found))
         finally:
             self.screening = False
@@ -308,41 +282,22 @@ class _Search:
     def keep_best(self) -> None:
         best, kept = self.view.best, self.view.kept
         if best is not None and best.standing is not None and best.number != kept:
-            kept_now = events.Kept(problem=self.name, attempt=best.number, speedup=best.standing, previous=kept)
-            self.journal.write(kept_now)
+            self.journal.write(
+                events.Kept(problem=self.name, attempt=best.number, speedup=best.standing, previous=kept)
+            )
 
     def conclude(self) -> None:
         """Log why the search ends; raise the error that ended it, unless the end is an ordinary one."""
-        fault: events.AtFault | None = None
-        match self.trouble:
-            case NoMoreAnswers() | None:
-                reason = USED_UP if self.trouble else self.stop.reason if self.stop else None
-            case AnswerPending():
-                reason = None
-            case ProviderError():
-                reason = str(self.trouble)
-            case UnsupportedProblem():
-                reason, fault = str(self.trouble), "unsupported"
-            case BrokenProblem():
-                reason, fault = str(self.trouble), "broken"
-            case SandboxError():
-                reason, fault = str(self.trouble), "machine"
-            case trouble:
-                raise trouble
-        if reason is not None and (fault or self.view.stopped != reason):
+        trouble, reason = self.trouble, self.stop.reason if self.stop else None
+        if trouble is not None and not isinstance(trouble, NoMoreAnswers | ProviderError | SandboxError):
+            raise trouble
+        if trouble is not None:
+            reason = USED_UP if isinstance(trouble, NoMoreAnswers) else str(trouble)
+        fault = next((name for kind, name in FAULTS if isinstance(trouble, kind)), None)
+        if reason is not None and not isinstance(trouble, AnswerPending) and (fault or self.view.stopped != reason):
             self.journal.write(events.Stopped(problem=self.name, reason=reason, fault=fault))
-        if isinstance(self.trouble, ProviderError | SandboxError):
-            raise self.trouble
-
-
-GRAVITY = (NoMoreAnswers, AnswerPending, ProviderError, BaseException)
-
-
-def _gravity(trouble: BaseException | None) -> int:
-    """Rank errors: of several the gravest ends the search, and the first of those alike."""
-    if trouble is None:
-        return -1
-    return next(rank for rank, kind in enumerate(GRAVITY) if isinstance(trouble, kind))
+        if isinstance(trouble, ProviderError | SandboxError):
+            raise trouble
 
 
 def next_to_confirm(view: View, count: int) -> Attempt | None:
@@ -364,15 +319,11 @@ def next_to_confirm(view: View, count: int) -> Attempt | None:
     return view.best if view.best in open_ones and done < 2 * count else None
 
 
-NOT_SENT: dict[str, Any] = {"request_digest": "", "temperature": None, "max_tokens": None, "sample": 0}
-"""The fields of a request for tuning, where no provider is asked."""
-
-
 class PreparedAsk(NamedTuple):
-    """An ask as it is logged, with its prompt's text, which is empty for tuning."""
+    """An ask as it is logged, with the texts of its prompt's sections, of which tuning has none."""
 
     asked: events.Asked
-    text: str
+    texts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -383,42 +334,38 @@ class Decider:
     config: SearchConfig
     strategy: Strategy
     brief_for: Callable[[Problem, View, Ask], Brief]
-    prices: Prices = field(default_factory=Prices)
+    prices: steering.Prices = field(default_factory=steering.Prices)
     limit: Callable[[View], str | None] = lambda view: None
-    """A further reason to stop, such as the budget of all problems together."""
 
     def decide(self, view: View, room: int) -> list[PreparedAsk] | Stop:
         """Decide on at most `room` asks; none to wait; or the end, which counts once nothing is pending."""
         config = self.config
-        reason = near_floor(view, config.near_floor) or self.limit(view)
-        if reason := reason or exceeded(config.budget, spent(view, self.prices)):
+        reason = steering.near_floor(view, config.near_floor) or self.limit(view)
+        if reason := reason or steering.exceeded(config.budget, steering.spent(view, self.prices)):
             return Stop(reason=reason)
-        if to_screen(view, config) is not None:
+        if steering.to_screen(view, config) is not None:
             return []
-        if tunings := to_judge(view, config):
+        if tunings := steering.to_judge(view, config):
             steps = [Step("tune", parent.number, "constants", setting) for parent, setting in tunings]
             return self._opened(view, steps[:room], room)
-        if reason := out_of_attempts(view, config):
+        if reason := steering.out_of_attempts(view, config):
             return Stop(reason=reason)
-        advice = advice_steps(view, config)
+        advice = steering.advice_steps(view, config)
         if advice or any(attempt.advises for attempt in view.pending):
             return self._opened(view, advice[:room], room)
         allowed = min(room, config.attempts + view.granted - view.spent)
         decision = self.strategy.propose(view, allowed, self._rng(view))
         if isinstance(decision, Stop):
             return decision
-        self._check(view, decision, allowed)
-        return self._opened(view, decision, room)
-
-    def _check(self, view: View, steps: list[Step], room: int) -> None:
         finished = {None, *(attempt.number for attempt in view.attempts if attempt.finished)}
         fault = None
-        if not steps and not view.pending:
+        if not decision and not view.pending:
             fault = "waits although nothing is pending"
-        elif len(steps) > room or any(step.parent not in finished for step in steps):
-            fault = f"broke its rules: at most {room} steps, each from a finished attempt"
+        elif len(decision) > allowed or any(step.parent not in finished for step in decision):
+            fault = f"broke its rules: at most {allowed} steps, each from a finished attempt"
         if fault:
-            raise StrategyError(f"strategy {self.config.strategy!r} {fault}; correct its propose")
+            raise StrategyError(f"strategy {config.strategy!r} {fault}; correct its propose")
+        return self._opened(view, decision, room)
 
     def _rng(self, view: View) -> random.Random:
         return random.Random(f"{self.config.seed}/{self.problem.name}/{view.next_number}")
@@ -426,32 +373,29 @@ class Decider:
     def _opened(self, view: View, steps: list[Step], room: int) -> list[PreparedAsk]:
         """Make the asks of one decision, each with its model, prompt and request."""
         config, rng = self.config, self._rng(view)
+        decision = Decision(first=view.next_number, room=room)
         opened: list[PreparedAsk] = []
         before = [(one.prompt.digest, one.ask.model) for one in view.attempts]
         for number, step in enumerate(steps, start=view.next_number):
-            ask = Ask(
-                attempt=number,
-                problem=self.problem.name,
-                target=config.target,
-                model=choose_model(view, config, self.prices, rng),
-                **step._asdict(),
-            )
-            text, sent = "", NOT_SENT | {"prompt": PromptOutline.empty(ask.role, ask.target)}
+            model = steering.choose_model(view, config, self.prices, rng)
+            of = {"attempt": number, "problem": self.problem.name}
+            ask = Ask(**of, target=config.target, model=model, **step._asdict())
+            texts: tuple[str, ...] = ()
+            sent: dict[str, Any] = {"prompt": records.PromptOutline.empty(ask.role, ask.target)}
             if ask.role != "tune":
                 prompt = render(self.brief_for(self.problem, view, ask), without=frozenset(config.without))
-                request = Request(
-                    model=ask.model,
+                request = records.Request(
+                    model=model,
                     prompt=prompt.text,
                     temperature=config.temperature,
                     max_tokens=config.max_tokens,
-                    sample=before.count((prompt.digest, ask.model)),
+                    sample=before.count((prompt.digest, model)),
                 )
-                text, sent = prompt.text, request.model_dump(include={"temperature", "max_tokens", "sample"})
-                sent |= {"prompt": PromptOutline.of(prompt), "request_digest": request.digest}
-                before.append((prompt.digest, ask.model))
-            decision = Decision(first=view.next_number, room=room)
-            asked = events.Asked(problem=self.problem.name, attempt=number, ask=ask, decision=decision, **sent)
-            opened.append(PreparedAsk(asked, text))
+                texts = tuple(section.text for section in prompt.sections)
+                sent = request.model_dump(include={"temperature", "max_tokens", "sample"})
+                sent |= {"prompt": records.PromptOutline.of(prompt), "request_digest": request.digest}
+                before.append((prompt.digest, model))
+            opened.append(PreparedAsk(events.Asked(**of, ask=ask, decision=decision, **sent), texts))
         return opened
 
 
@@ -478,14 +422,12 @@ def replies_of(attempt: Attempt, log: RunLog) -> tuple[Reply, Reply | None]:
 
 
 def asked_again(problem: str, attempt: Attempt, longer: Prompt) -> events.AskedAgain:
-    digest = attempt.request(longer.text).digest
-    return events.AskedAgain(
-        problem=problem, attempt=attempt.number, prompt_digest=longer.digest, request_digest=digest
-    )
+    of, digest = {"problem": problem, "attempt": attempt.number}, attempt.request(longer.text).digest
+    return events.AskedAgain(**of, prompt_digest=longer.digest, request_digest=digest)
 
 
 def noted(problem: str, attempt: Attempt, log: RunLog) -> events.Noted:
-    notes = notes_in(replies_of(attempt, log)[0].text)
+    notes = steering.notes_in(replies_of(attempt, log)[0].text)
     return events.Noted(problem=problem, attempt=attempt.number, notes=notes)
 
 
@@ -493,26 +435,24 @@ def extracted(
     attempt: Attempt, view: View, log: RunLog
 ) -> tuple[events.CandidateExtracted | events.NoCandidate, list[str]]:
     """Find the attempt's candidate, in its replies or by other constants in its parent's; the event and its texts."""
+    found: Extraction | NotExtracted
     if attempt.ask.role == "tune":
         parent = view.attempt(attempt.ask.parent or 0).candidate
         assert parent is not None, "only candidates are tuned"
-        source = with_setting(log.text(parent.digest), attempt.ask.directive)
+        source = steering.with_setting(log.text(parent.digest), attempt.ask.directive)
         how = f"attempt {attempt.ask.parent} with {attempt.ask.directive}"
-        candidate = found_candidate(Extraction(source=source, language=parent.language, how=how))
+        found = Extraction(source=source, language=parent.language, how=how)
     else:
         found = read(*replies_of(attempt, log))
-        if isinstance(found, NotExtracted):
-            return events.NoCandidate(problem=view.problem, attempt=attempt.number, why=found), []
-        source, candidate = found.source, found_candidate(found)
-    return events.CandidateExtracted(problem=view.problem, attempt=attempt.number, candidate=candidate), [source]
-
-
-def found_candidate(found: Extraction) -> FoundCandidate:
-    return FoundCandidate(
+    if isinstance(found, NotExtracted):
+        return events.NoCandidate(problem=view.problem, attempt=attempt.number, why=found), []
+    candidate = FoundCandidate(
         digest=Candidate(source=found.source, language=found.language).digest,
         language=found.language,
         how=found.how,
         warnings=found.warnings,
         normal=normal_digest(found.source),
-        knobs=knobs_of(found.source),
+        knobs=steering.knobs_of(found.source),
     )
+    extraction = events.CandidateExtracted(problem=view.problem, attempt=attempt.number, candidate=candidate)
+    return extraction, [found.source]

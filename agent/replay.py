@@ -113,7 +113,7 @@ class _Player:
 
     def asked(self, body: events.Asked, view: View) -> Made:
         if body.decision is None or view.config is None:
-            return body, [self.recorded.text(body.prompt.digest)]
+            return body, [section.text for section in self.recorded.prompt(body.prompt).sections]
         queue = self.opened[body.problem]
         if body.decision.first == body.attempt:
             decision = self.decider(body, view).decide(view, body.decision.room)
@@ -123,7 +123,7 @@ class _Player:
             queue.clear()
             queue.extend(decision)
         opened = queue.popleft() if queue else None
-        return (opened.asked, [opened.text]) if opened else (body, [])
+        return (opened.asked, list(opened.texts)) if opened else (body, [])
 
     def decider(self, body: events.Asked, view: View) -> Decider:
         config = view.config

@@ -19,7 +19,6 @@ import importlib.util
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -80,11 +79,10 @@ def function_in(name: str, kind: str, error: type[Exception], takes: str) -> Cal
         spec.loader.exec_module(module)
     except Exception as fault:
         raise error(f"{path} cannot be loaded ({type(fault).__name__}: {fault}); correct it") from fault
-    function = getattr(module, function_name, None)
-    if not callable(function):
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
+    if function is None or not callable(function):
         raise error(f"{path} defines no function {function_name!r}; name one that takes {takes}")
-    found: Callable[..., Any] = function
-    return found
+    return function
 
 
 PROMISING = 0.7  # A failed improvement is repaired only if its parent has at least this share of the best speedup
@@ -121,10 +119,6 @@ def drafts_made(view: View) -> int:
 
 def improvements_made(view: View) -> int:
     return sum(1 for attempt in view.attempts if attempt.ask.role == "improve")
-
-
-def drafts(view: View, wanted: int) -> list[Step]:
-    return [draft(view, index) for index in range(drafts_made(view), wanted)]
 
 
 def lineage(view: View, attempt: Attempt) -> Iterator[Attempt]:
@@ -168,7 +162,7 @@ def first_moves(view: View, config: SearchConfig, designs: int) -> list[Step] | 
 
     None once there is a correct one and nothing left to draft or repair.
     """
-    steps = [*drafts(view, designs), *repairs(view, config)]
+    steps = [draft(view, index) for index in range(drafts_made(view), designs)] + repairs(view, config)
     if steps or view.ranked:
         return steps or None
     return [] if view.pending else [draft(view, drafts_made(view))]
@@ -188,16 +182,6 @@ def repairs_in_a_row(view: View, attempt: Attempt) -> int:
     return count
 
 
-def improve(view: View, parent: Attempt, rng: random.Random, ahead: tuple[str, ...] = ()) -> Step:
-    """Choose the likeliest idea that was tried neither on the parent nor on the way to it; else any, at random.
-
-    `ahead` names ideas that the same decision already gives to the parent.
-    """
-    fresh = untried(view, parent, ahead)
-    idea = fresh[0] if fresh else rng.choice(ideas_for(view, "improve"))
-    return Step("improve", parent.number, idea.name, idea.directive)
-
-
 def improvements(view: View, parents: Iterable[Attempt], rng: random.Random) -> list[Step]:
     """Improve each, those of one parent by different ideas. Parents are drawn only as they are used."""
     steps: list[Step] = []
@@ -207,18 +191,22 @@ def improvements(view: View, parents: Iterable[Attempt], rng: random.Random) -> 
     return steps
 
 
-def untried(view: View, parent: Attempt, ahead: tuple[str, ...] = ()) -> list[KnownIdea]:
-    """Give the ideas that neither the parent's children nor its lineage followed, by their rate of wins."""
+def improve(view: View, parent: Attempt, rng: random.Random, ahead: tuple[str, ...] = ()) -> Step:
+    """Choose the likeliest idea that was tried neither on the parent nor on the way to it; else any, at random.
+
+    `ahead` names ideas that the same decision already gives to the parent.
+    """
     used = {child.ask.idea for child in view.children(parent.number) if child.ask.role == "improve"}
     used |= {one.ask.idea for one in lineage(view, parent)} | set(ahead)
-    fresh = [idea for idea in ideas_for(view, "improve") if idea.name not in used]
-    return sorted(fresh, key=lambda idea: -idea.rate)
+    ideas = ideas_for(view, "improve")
+    fresh = sorted((idea for idea in ideas if idea.name not in used), key=lambda idea: -idea.rate)
+    idea = fresh[0] if fresh else rng.choice(ideas)
+    return Step("improve", parent.number, idea.name, idea.directive)
 
 
 def advice_on(view: View, attempt: Attempt) -> str:
     critiques = [child for child in view.children(attempt.number) if child.ask.role == "critique"]
-    said = [note.text for critique in critiques for note in critique.notes or ()]
-    return said[-1] if said else ""
+    return next((note.text for one in reversed(critiques) for note in reversed(one.notes or ())), "")
 
 
 def dry_spell(view: View, gain: float) -> int:
@@ -244,19 +232,9 @@ def _promising(view: View, attempt: Attempt) -> bool:
     return passing is None or passing >= PROMISING * view.best.standing
 
 
-@dataclass(frozen=True)
-class OwnFunction:
-    """A function from a user's file as a strategy."""
-
-    function: Callable[[View, int, random.Random], list[Step] | Stop]
-
-    def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        return self.function(view, slots, rng)
-
-
-@dataclass(frozen=True)
 class Shipped:
-    config: SearchConfig
+    def __init__(self, config: SearchConfig) -> None:
+        self.config = config
 
 
 class BestOf(Shipped):
@@ -272,11 +250,9 @@ class Refine(Shipped):
     """The default. It stays with the best, but neither with one design nor beyond its patience."""
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
-        steps = [*drafts(view, self.config.drafts), *repairs(view, self.config)]
-        if steps:
-            return steps[:slots]
-        if view.best is None:
-            return [] if view.pending else [draft(view, drafts_made(view))]
+        moves = first_moves(view, self.config, self.config.drafts)
+        if moves is not None:
+            return moves[:slots]
         dry = dry_spell(view, self.config.gain)
         if dry >= self.config.patience:
             end = Stop(reason=f"{self.config.patience} improvements in a row brought no gain")
@@ -425,8 +401,7 @@ class Tree(Improving):
 
 def _charged(view: View, roots: dict[int, int], root: int) -> int:
     members = [attempt for attempt in view.attempts if roots[attempt.number] == root]
-    failures = sum(attempt.failed for attempt in members)
-    return len(members) - min(failures, FREE_FAILURES)
+    return len(members) - min(sum(attempt.failed for attempt in members), FREE_FAILURES)
 
 
 def _bound(attempt: Attempt, visits: int, total: int) -> float:
@@ -446,6 +421,12 @@ SHIPPED: dict[str, Callable[[SearchConfig], Strategy]] = {
 }
 
 
+class OwnFunction(NamedTuple):
+    """A function from a user's file as a strategy."""
+
+    propose: Callable[[View, int, random.Random], list[Step] | Stop]
+
+
 def load_strategy(name: str, config: SearchConfig) -> Strategy:
     """Load a strategy by its name, or from a file as `path/to/file.py:function`. Raises `StrategyError`.
 
@@ -455,9 +436,9 @@ def load_strategy(name: str, config: SearchConfig) -> Strategy:
         return OwnFunction(function_in(name, "strategy", StrategyError, "(view, slots, rng)"))
     if name in SHIPPED:
         return SHIPPED[name](config)
-    known = {point.name: point for point in entry_points(group=GROUP)}
-    if name not in known:
-        there = ", ".join([*SHIPPED, *known])
+    installed = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in installed:
+        there = ", ".join([*SHIPPED, *installed])
         raise StrategyError(f"no strategy {name!r}; there are: {there}, and any function as path/to/file.py:function")
-    made: Strategy = known[name].load()(config)
+    made: Strategy = installed[name].load()(config)
     return made

@@ -21,7 +21,7 @@ from kernelwright.agent.providers.recorded import (
     session_folder,
     sessions_folder,
 )
-from kernelwright.evals.runs import Plan, PromptChoice, Running, show_prompt
+from kernelwright.evals.runs import PromptChoice, RunConfig, Running, show_prompt
 from kernelwright.problems import catalog_names
 
 
@@ -29,7 +29,7 @@ def stamp(folder: Path) -> list[Path]:
     """Stamp each session that the run played back to its end; return the files that were written."""
     written = []
     with RunLog.open(folder) as log:
-        running = Running(log, Plan.model_validate(log.header.config))
+        running = Running(log, RunConfig.model_validate(log.header.config))
         target, catalog = running.plan.search.target, sessions_folder(getattr(running.plan.provider, "folder", None))
         for problem in running.problems:
             attempts = fold(problem.name, log.events(problem.name)).attempts

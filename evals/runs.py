@@ -116,7 +116,7 @@ FOR_RECORDED: dict[str, object] = {
 their prompts."""
 
 
-class Plan(Record):
+class RunConfig(Record):
     """All options of a run, stored in its header, so that a resumed run does the same."""
 
     search: SearchConfig
@@ -133,13 +133,13 @@ class Plan(Record):
 
 
 class Running:
-    def __init__(self, log: RunLog, plan: Plan) -> None:
+    def __init__(self, log: RunLog, plan: RunConfig) -> None:
         self.log = log
         self.plan = plan
         self.problems = [log.problem(name) for name in log.header.problems]
 
     @classmethod
-    def start(cls, folder: Path, problems: Sequence[Problem], plan: Plan) -> Self:
+    def start(cls, folder: Path, problems: Sequence[Problem], plan: RunConfig) -> Self:
         """Start a new run. Raises what the user or the machine lacks before anything is written."""
         if plan.provider.kind != "simulated" and plan.executor.server is None:
             require_tools(plan.search.target)
@@ -165,7 +165,7 @@ class Running:
         """Open the run in `folder` to continue it, exclusively. Raises `RunLogError`."""
         log = RunLog.open(folder, alone=True)
         try:
-            plan = Plan.model_validate(log.header.config)
+            plan = RunConfig.model_validate(log.header.config)
         except ValidationError as error:
             log.close()
             key = first_fault(error).key
@@ -258,7 +258,7 @@ def run(
         judging = judging.model_copy(update={"device": TARGETS[config.target].device})
     size = "gpu" if judging.gpu else None
     found = [one if isinstance(one, Problem) else load_problem(one, size) for one in checked_problems(problems)]
-    plan = Plan(search=config, provider=answers, judging=judging)
+    plan = RunConfig(search=config, provider=answers, judging=judging)
     with Running.start(new_folder(out), found, plan) as running:
         return asyncio.run(running.search_all(lambda event: None))
 

@@ -22,7 +22,7 @@ from kernelwright.sandbox.verdict.verdicts import Verdict
 
 AtFault = Literal["broken", "unsupported", "machine"]
 """The reason why a problem cannot be judged: its own reference, a limit of the judge, or this machine."""
-GOES_ON = {"stopped": None, "fault": None}
+CONTINUES = {"stopped": None, "fault": None}
 
 
 class RunLogError(Exception):
@@ -54,8 +54,7 @@ class Equipped(OfProblem):
     """The start of the search for a problem; again where a later process continues with another config."""
 
     kind: Literal["equipped"] = "equipped"
-    ideas: tuple[KnownIdea, ...]
-    """Those that apply to the problem, with their statistics, in the order in which to try them."""
+    ideas: tuple[KnownIdea, ...]  # those that apply to the problem, in the order in which to try them
     config: SearchConfig
 
     def changes(self, view: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,11 +81,11 @@ class Granted(OfProblem):
     reason: str
 
     def changes(self, view: Mapping[str, Any]) -> dict[str, Any]:
-        return GOES_ON | {"granted": view["granted"] + self.attempts}
+        return CONTINUES | {"granted": view["granted"] + self.attempts}
 
 
 class Asked(Asking, OfAttempt):
-    """A decision of the strategy, committed before the provider receives it. The prompt's text is a blob.
+    """A decision of the strategy, committed before the provider receives it. The texts of the prompt are blobs.
 
     For role tune no provider is asked: the prompt is empty, the request's digest too, and the source is a blob.
     """
@@ -94,7 +93,7 @@ class Asked(Asking, OfAttempt):
     kind: Literal["asked"] = "asked"
 
     def changes(self, view: Mapping[str, Any]) -> dict[str, Any]:
-        return GOES_ON
+        return CONTINUES
 
 
 class Replied(OfAttempt):
@@ -126,10 +125,10 @@ class RepliedAgain(OfAttempt):
     def changes_to(self, attempt: Attempt) -> dict[str, Any]:
         if attempt.follow_up is None:
             raise RunLogError(
-                f"attempt {self.attempt} was answered again and not asked; the record is damaged, start a new run"
+                f"attempt {self.attempt} has a second answer and no second request; the record is damaged, start a "
+                "new run"
             )
-        news = {"reply_digest": self.reply_digest, "reply": self.reply}
-        return {"follow_up": attempt.follow_up.model_copy(update=news)}
+        return {"follow_up": FollowUp(**dict(attempt.follow_up) | super().changes_to(attempt))}
 
 
 class Noted(OfAttempt):
@@ -198,8 +197,7 @@ class ProviderFailed(OfAttempt):
 class Stopped(OfProblem):
     kind: Literal["stopped"] = "stopped"
     reason: str
-    fault: AtFault | None = None
-    """None for an ordinary end of the search; otherwise no candidate could be judged, for the reason given."""
+    fault: AtFault | None = None  # why no candidate could be judged; None for an ordinary end of the search
 
     def changes(self, view: Mapping[str, Any]) -> dict[str, Any]:
         return {"stopped": self.reason, "fault": self.fault}
@@ -209,30 +207,13 @@ class Resumed(OfProblem):
     kind: Literal["resumed"] = "resumed"
 
     def changes(self, view: Mapping[str, Any]) -> dict[str, Any]:
-        return GOES_ON
+        return CONTINUES
 
 
-Body = Annotated[
-    RunStarted
-    | Equipped
-    | MeasuredProblem
-    | Granted
-    | Asked
-    | Replied
-    | AskedAgain
-    | RepliedAgain
-    | CandidateExtracted
-    | NoCandidate
-    | Noted
-    | JudgedAttempt
-    | Screened
-    | Confirmed
-    | Kept
-    | ProviderFailed
-    | Stopped
-    | Resumed,
-    Field(discriminator="kind"),
-]
+_Searched = Equipped | MeasuredProblem | Granted | Stopped | Resumed
+_Answered = Asked | Replied | AskedAgain | RepliedAgain | ProviderFailed
+_Read = CandidateExtracted | NoCandidate | Noted | JudgedAttempt | Screened | Confirmed | Kept
+Body = Annotated[RunStarted | _Searched | _Answered | _Read, Field(discriminator="kind")]
 
 
 class Event(Record):

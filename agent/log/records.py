@@ -11,51 +11,45 @@ from pydantic import BeforeValidator, Field
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.problems.languages import LanguageName
 from kernelwright.problems.problem import Record
-from kernelwright.prompts import Idea, Prompt, Role, Section, Target
+from kernelwright.prompts import Idea, Prompt, Role, Target
 from kernelwright.sandbox.verdict.report import DOUBTS, speedup_words
-from kernelwright.sandbox.verdict.verdicts import (
-    NOISE_LIMIT,
-    SAME_WITHIN,
-    Failed,
-    Measurement,
-    Passed,
-    Verdict,
-)
+from kernelwright.sandbox.verdict.verdicts import NOISE_LIMIT, SAME_WITHIN, Failed, Measurement, Passed, Verdict
 
-Offset = Annotated[int, Field(ge=0)]
+
+class SectionDigest(Record):
+    """A section of a prompt; the log holds its text under `digest`."""
+
+    name: str
+    stable: bool
+    digest: str
 
 
 class SectionSpan(Record):
+    """A section in the log of an older run: offsets in the complete text, which that log holds."""
+
     name: str
     stable: bool
-    start: Offset
-    end: Offset  # offsets in characters; `end` is behind the last one
+    start: int
+    end: int
 
 
 class PromptOutline(Record):
-    """A prompt without its text, which the run's log holds under `digest`."""
+    """A prompt without its texts."""
 
     role: Role
     target: Target
-    digest: str
+    digest: str  # of the complete text
     stable_digest: str
-    sections: tuple[SectionSpan, ...]
+    sections: tuple[SectionDigest | SectionSpan, ...]
 
     @classmethod
     def of(cls, prompt: Prompt) -> Self:
-        spans = []
-        at = 0
-        for section in prompt.sections:
-            at = prompt.text.index(section.text, at)
-            end = at + len(section.text)
-            spans.append(SectionSpan(name=section.name, stable=section.stable, start=at, end=end))
-            at = end
         return cls(
             role=prompt.role,
             target=prompt.target,
             digest=prompt.digest,
             stable_digest=prompt.stable_digest,
-            sections=tuple(spans),
+            sections=tuple(SectionDigest(name=s.name, stable=s.stable, digest=s.digest) for s in prompt.sections),
         )
 
     @classmethod
@@ -63,12 +57,6 @@ class PromptOutline(Record):
         """Make the outline of an attempt without a prompt."""
         digest = hashlib.sha256(b"").hexdigest()
         return cls(role=role, target=target, digest=digest, stable_digest=digest, sections=())
-
-    def filled(self, text: str) -> Prompt:
-        sections = (
-            Section(name=span.name, text=text[span.start : span.end], stable=span.stable) for span in self.sections
-        )
-        return Prompt(role=self.role, target=self.target, sections=tuple(sections))
 
 
 class Knob(Record):
@@ -82,8 +70,7 @@ class FoundCandidate(Record):
     language: LanguageName
     how: str
     warnings: tuple[str, ...] = ()
-    normal: str = ""
-    """Digest of the source with names, comments and layout taken away; empty in records that are older than this."""
+    normal: str = ""  # digest of the source without names, comments and layout; empty in older records
     knobs: tuple[Knob, ...] = ()
 
     @property
@@ -139,8 +126,17 @@ def standing_of(verdict: Verdict | None) -> float | None:
 
 
 def doubt_of(measured: Measurement) -> str | None:
-    """Give `too_noisy` or `unconfirmed` where the comparison is that, else None; most need no interval for it."""
-    if not _may_be_noisy(measured) and measured.is_confirmed:
+    """Give `too_noisy` or `unconfirmed` where the comparison is that, else None.
+
+    A bootstrap interval of a median lies inside its samples' range, so most need no interval for it: that saves a
+    thousand resamples for each quiet measurement.
+    """
+    may_be_noisy = measured.placebo is not None or measured.known_spread is not None
+    if not may_be_noisy:
+        pairing = measured.closest
+        logs = [math.log(b / c) for b, c in zip(pairing.baseline_ms, pairing.candidate_ms, strict=True)]
+        may_be_noisy = (max(logs) - min(logs)) / 2 > math.log1p(NOISE_LIMIT)
+    if not may_be_noisy and measured.is_confirmed:
         return None
     return measured.comparison if measured.comparison in DOUBTS else None
 
@@ -149,18 +145,6 @@ def ranked(found: Iterable[T], standing: Callable[[T], float | None]) -> list[T]
     """Sort those that have a rank, the highest first, the earlier one of equals; the first of them is the best."""
     standings = [(value, one) for one in found if (value := standing(one)) is not None]
     return [one for _, one in sorted(standings, key=lambda pair: -pair[0])]
-
-
-def _may_be_noisy(measured: Measurement) -> bool:
-    """Tell whether the interval could be too wide: a bootstrap interval of a median lies inside its samples' range.
-
-    Saves a thousand resamples for each quiet measurement.
-    """
-    if measured.placebo is not None or measured.known_spread is not None:
-        return True
-    pairing = measured.closest
-    logs = [math.log(b / c) for b, c in zip(pairing.baseline_ms, pairing.candidate_ms, strict=True)]
-    return (max(logs) - min(logs)) / 2 > math.log1p(NOISE_LIMIT)
 
 
 def _storable(value: object) -> object:
@@ -217,12 +201,12 @@ class Usage(Record):
 
 
 class ReplyFacts(Record):
-    finish_reason: Text | None  # as the provider says: `stop`, or `length` where the reply was cut off
+    finish_reason: Text | None = "stop"  # as the provider says; `length` where the reply was cut off
     model: Text  # the model that the provider says it used
-    usage: Usage
+    usage: Usage = Usage()
     provider: str
-    provider_request_id: Text | None  # the provider's own id of this answer; for a recorded one its file
-    latency_s: float | None  # seconds from sending to the last byte, retries included; None where nothing was sent
+    provider_request_id: Text | None = None  # the provider's own id of this answer; for a recorded one its file
+    latency_s: float | None = None  # from sending to the last byte, retries included; None where nothing was sent
     note: str = ""
 
 
@@ -251,10 +235,10 @@ class Asking(Record):
 
     ask: Ask
     prompt: PromptOutline
-    request_digest: str
-    temperature: float | None
-    max_tokens: int | None
-    sample: int
+    request_digest: str = ""  # empty for tuning, where no provider is asked
+    temperature: float | None = None
+    max_tokens: int | None = None
+    sample: int = 0
     decision: Decision | None = None  # None in records of older runs
 
 
@@ -268,8 +252,7 @@ class Attempt(Asking):
     notes: tuple[Note, ...] | None = None  # the content of a reply of words; None for other roles and before it is read
     verdict: Verdict | None = None  # the first one; see `ruling`
     same_as: int | None = None  # the earlier attempt with the same candidate, whose verdict this one has
-    confirmed: Verdict | None = None
-    """A second verdict, from a re-evaluation; that of the earlier attempt where the candidate is the same."""
+    confirmed: Verdict | None = None  # from a re-evaluation, of the earlier attempt where the candidate is the same
     screenings: tuple[Screening, ...] = ()
     provider_failures: int = 0
 
@@ -278,14 +261,9 @@ class Attempt(Asking):
         return self.ask.attempt
 
     def request(self, prompt_text: str) -> Request:
-        """The request that was logged for this attempt; its prompt's text is the blob `prompt.digest`."""
-        return Request(
-            model=self.ask.model,
-            prompt=prompt_text,
-            temperature=self.temperature,
-            max_tokens=self.max_tokens,
-            sample=self.sample,
-        )
+        """The request that was logged for this attempt, made from its prompt's text."""
+        model, sent = self.ask.model, self.model_dump(include={"temperature", "max_tokens", "sample"})
+        return Request.model_validate({"model": model, "prompt": prompt_text} | sent)
 
     @property
     def candidate(self) -> FoundCandidate | None:
@@ -328,9 +306,13 @@ class Attempt(Asking):
         """Tell whether it asked for a candidate and none passed; a reply without one is a failure too."""
         return self.finished and not self.passed and not self.advises
 
+    @property
+    def measurement(self) -> Measurement | None:
+        return self.ruling.measurement if isinstance(self.ruling, Passed) else None
+
     @cached_property
     def speedup(self) -> float | None:
-        return self.ruling.measurement.speedup if isinstance(self.ruling, Passed) else None
+        return self.measurement.speedup if self.measurement else None
 
     @cached_property
     def marks(self) -> str:
@@ -344,7 +326,7 @@ class Attempt(Asking):
 
     @property
     def candidate_ms(self) -> float | None:
-        return self.ruling.measurement.candidate_ms if isinstance(self.ruling, Passed) else None
+        return self.measurement.candidate_ms if self.measurement else None
 
     @property
     def outcome(self) -> str:

@@ -28,33 +28,24 @@ from weakref import WeakSet
 
 from pydantic import AwareDatetime, JsonValue, TypeAdapter, ValidationError
 
-from kernelwright.agent.log.events import (
-    Body,
-    Event,
-    OfAttempt,
-    OfProblem,
-    Replied,
-    RepliedAgain,
-    Resumed,
-    RunLogError,
-    RunStarted,
-)
-from kernelwright.agent.log.records import PromptOutline, Reply
+from kernelwright.agent.log import events
+from kernelwright.agent.log.events import Body, Event, RunLogError
+from kernelwright.agent.log.records import PromptOutline, Reply, SectionDigest, SectionSpan
 from kernelwright.agent.log.view import View, fold
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record, first_fault
-from kernelwright.prompts import Prompt
+from kernelwright.prompts import Prompt, Section
 from kernelwright.sandbox.locks import open_everybodys, try_lock, unlock
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.errors import MachineError
 
-FORMAT = 1  # raised whenever a record that is stored changes so that older code cannot read it
-HEADER = "header.json"
+FORMAT = 2  # raised whenever a record that is stored changes so that older code cannot read it
+READABLE = (1, 2)  # 1: the texts of prompts are complete rather than by section
+HEADER, DATABASE, LOCK = "header.json", "run.db", "lock"
 
 
 class Setting(Record):
-    config: dict[str, JsonValue]
-    """All options, so that a resumed run does the same. Never a key."""
+    config: dict[str, JsonValue]  # all options, so that a resumed run does the same; never a key
     device: str
     versions: dict[str, str]  # of python, torch, the compiler, the driver and kernelwright
     commit: str | None = None  # of kernelwright's own checkout; None outside one
@@ -72,33 +63,36 @@ def read_header(folder: Path) -> Header:
     path = folder / HEADER
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
+        version = found.get("format") if isinstance(found, dict) else None
+        if version in READABLE:
+            return Header.model_validate(found)
     except (FileNotFoundError, NotADirectoryError) as error:
-        if not folder.exists():
-            raise RunLogError(f"there is no folder {folder}; give the folder of a run") from error
-        raise RunLogError(
-            f"{folder} is not the folder of a run, since it holds no {HEADER}; give one that `kernelwright run` made"
-        ) from error
+        why = f"there is no folder {folder}; give the folder of a run"
+        if folder.exists():
+            why = f"{folder} is not the folder of a run, since it holds no {HEADER}; give one of `kernelwright run`"
+        raise RunLogError(why) from error
     except OSError as error:
         raise RunLogError(f"cannot read {path} ({error.strerror}); check its permissions") from error
-    except ValueError as error:
-        raise RunLogError(f"{path} is not valid JSON; the file is damaged, restore it or start a new run") from error
-    version = found.get("format") if isinstance(found, dict) else None
-    if version != FORMAT:
-        raise RunLogError(
-            f"{folder} is in format {version!r} and this version of kernelwright reads format {FORMAT}; "
-            "use the version that wrote it"
-        )
-    try:
-        return Header.model_validate(found)
     except ValidationError as error:
         raise RunLogError(f"{path} is damaged at {first_fault(error).key!r}; restore it or start a new run") from error
+    except ValueError as error:
+        raise RunLogError(f"{path} is not valid JSON; the file is damaged, restore it or start a new run") from error
+    raise RunLogError(
+        f"{folder} is in format {version!r} and this version of kernelwright reads formats up to {FORMAT}; use the "
+        "version that wrote it"
+    )
 
 
 LOG = logging.getLogger("kernelwright.agent.log")
-LOCK = "lock"
-NAMED = re.compile(r"(\d+) ([\w.-]+)")
-NAME_BYTES = 300
+HOLDER = re.compile(r"(\d+) ([\w.-]+)")
+HOLDER_BYTES = 300
 _OPEN: WeakSet[FileIO] = WeakSet()
+
+
+@cache
+def _close_in_forks() -> None:
+    """Close the lock files in forks, which may outlive this process."""
+    os.register_at_fork(after_in_child=lambda: list(map(FileIO.close, list(_OPEN))))
 
 
 class RunLock:
@@ -114,9 +108,19 @@ class RunLock:
         if self._file is not None:
             return
         try:
-            self._file = _locked(self._folder)
+            with contextlib.ExitStack() as stack:
+                file = stack.enter_context(FileIO(open_everybodys(self._folder / LOCK), "r+"))
+                _close_in_forks()
+                _OPEN.add(file)
+                if not try_lock(file.fileno()):
+                    raise RunLogError(self._refusal(file))
+                with contextlib.suppress(OSError):  # on a full disk nobody is named, rather than an earlier one
+                    file.truncate(0)
+                    file.write(f"{os.getpid()} {socket.gethostname()}".encode())
+                stack.pop_all()
+                self._file = file
         except (MachineError, OSError) as error:
-            LOG.warning("nothing keeps other processes from going on with %s: %s", self._folder, error)
+            LOG.warning("other processes are not kept from continuing %s: %s", self._folder, error)
 
     def release(self) -> None:
         """Unlock the run immediately: a new fork may still have the file open."""
@@ -126,44 +130,15 @@ class RunLock:
             self._file.close()
             self._file = None
 
-
-def _locked(folder: Path) -> FileIO:
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(FileIO(open_everybodys(folder / LOCK), "r+"))
-        _closed_in_forks()
-        _OPEN.add(file)
-        if not try_lock(file.fileno()):
-            raise RunLogError(_refusal(file, folder))
-        with contextlib.suppress(OSError):  # where there is no room nobody is named, rather than an earlier one
-            file.truncate(0)
-            file.write(f"{os.getpid()} {socket.gethostname()}".encode())
-        stack.pop_all()
-        return file
+    def _refusal(self, file: FileIO) -> str:
+        found = HOLDER.fullmatch(os.pread(file.fileno(), HOLDER_BYTES, 0).decode(errors="replace"))
+        holder, remedy = f"process {found[1]}" if found else "another process", "wait until it has ended, or end it"
+        if found is not None and found[2] != socket.gethostname():
+            holder += f" on {found[2]}"
+            remedy += f"; if that machine is gone, delete {self._folder / LOCK}"
+        return f"{holder} goes on with the run in {self._folder}; {remedy}"
 
 
-def _refusal(file: FileIO, folder: Path) -> str:
-    found = NAMED.fullmatch(os.pread(file.fileno(), NAME_BYTES, 0).decode(errors="replace"))
-    who, remedy = "another process", "wait until it has ended, or end it"
-    if found is not None:
-        who = f"process {found[1]}"
-        if found[2] != socket.gethostname():
-            who += f" on {found[2]}"
-            remedy += f"; if that machine is gone, delete {folder / LOCK}"
-    return f"{who} goes on with the run in {folder}; {remedy}"
-
-
-@cache
-def _closed_in_forks() -> None:
-    """Close the lock files in forks, which may outlive this process."""
-    os.register_at_fork(after_in_child=_close_all)
-
-
-def _close_all() -> None:
-    for file in list(_OPEN):
-        file.close()
-
-
-DATABASE = "run.db"
 BUSY_S = 60.0
 PAGE = 500
 APPLICATION_ID = 0x6B77_7267  # the mark that distinguishes the file from any other SQLite file
@@ -220,23 +195,32 @@ class RunLog:
         """
         names = [problem.name for problem in problems]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise RunLogError(f"two problems of the run are named {twice[0]!r}; rename one, or run them apart")
+            raise RunLogError(f"two problems of the run are named {twice[0]!r}; rename one, or run them separately")
         digests = {problem.name: problem.digest for problem in problems}
         header = Header(**dict(setting), run_id=folder.resolve().name, started=datetime.now(UTC), problems=digests)
-        _make_folder(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            taken = any(folder.iterdir())
+        except OSError as error:
+            raise RunLogError(f"cannot make the folder {folder} ({error.strerror}); choose another one") from error
+        if taken:
+            go_on = f"go on with `kernelwright resume {folder}`"
+            raise RunLogError(f"{folder} is not empty; choose another folder, or {go_on}")
         log = cls(folder, header, _connect(folder / DATABASE, "rwc"))
         try:
             log.run_lock.take()
-            log._lay_out()
-            log.append(RunStarted(run_id=header.run_id), blobs=[problem.record for problem in problems])
+            with log._translated():
+                (mode,) = log._connection.execute("PRAGMA journal_mode = WAL").fetchone()
+                if mode != "wal":
+                    raise RunLogError(f"the file system of {folder} cannot hold a run; choose a folder on a local disk")
+                log._connection.executescript(SCHEMA)
+            log.append(events.RunStarted(run_id=header.run_id), blobs=[problem.record for problem in problems])
             write_atomically(folder / HEADER, header.model_dump_json(indent=2) + "\n")
-        except OSError as error:
+        except BaseException as error:
             log.close()
-            raise RunLogError(
-                f"cannot write to {folder} ({error.strerror}); make room or choose another folder"
-            ) from error
-        except BaseException:
-            log.close()
+            if isinstance(error, OSError):
+                why = f"cannot write to {folder} ({error.strerror}); make room or choose another folder"
+                raise RunLogError(why) from error
             raise
         return log
 
@@ -271,9 +255,11 @@ class RunLog:
 
     def extend(self, entries: Sequence[tuple[Body, Iterable[str]]], time: datetime | None = None) -> list[Event]:
         """Commit several events, each with its texts, all of them or none; return them as they were logged."""
-        with self._writing() as connection:
+        with self._lock, self._translated(), self._connection:
+            # For writing at once: a lock for reading cannot wait to become one for writing.
+            self._connection.execute("BEGIN IMMEDIATE")
             time = time or datetime.now(UTC)  # with the lock held: times are in the order of the events
-            return [_insert(connection, time, body, blobs) for body, blobs in entries]
+            return [_insert(self._connection, time, body, blobs) for body, blobs in entries]
 
     def digest(self) -> str:
         """Hash all events without times and the run's own name: equal for a run and its replay."""
@@ -288,7 +274,12 @@ class RunLog:
         query = "SELECT seq, time, payload FROM events WHERE seq > ?1 AND (?2 IS NULL OR problem = ?2) ORDER BY seq"
         while rows := self._rows(f"{query} LIMIT {PAGE}", (after, problem)):
             for seq, time, payload in rows:
-                yield self._event(seq, time, payload)
+                try:
+                    event = Event(seq=seq, time=datetime.fromisoformat(time), body=BODY.validate_json(payload))
+                except (ValueError, TypeError) as error:
+                    why = f"event {seq} of {self.folder / DATABASE} cannot be read; the file is damaged"
+                    raise RunLogError(f"{why}, start a new run") from error
+                yield event
                 after = seq
 
     def last_seq(self) -> int:
@@ -311,7 +302,15 @@ class RunLog:
         return self.blob(digest).decode()
 
     def prompt(self, outline: PromptOutline) -> Prompt:
-        return outline.filled(self.text(outline.digest))
+        """Read the prompt of an outline in its sections."""
+
+        def text(one: SectionDigest | SectionSpan) -> str:
+            if isinstance(one, SectionSpan):
+                return self.text(outline.digest)[one.start : one.end]
+            return self.text(one.digest)
+
+        sections = tuple(Section(name=one.name, text=text(one), stable=one.stable) for one in outline.sections)
+        return Prompt(role=outline.role, target=outline.target, sections=sections)
 
     def reply(self, digest: str) -> Reply:
         return Reply.model_validate_json(self.blob(digest))
@@ -323,32 +322,6 @@ class RunLog:
             there = ", ".join(sorted(self.header.problems))
             raise RunLogError(f"the run in {self.folder} has no problem {name!r}; there are: {there}")
         return Problem.model_validate_json(self.blob(digest))
-
-    def _event(self, seq: int, time: str, payload: str) -> Event:
-        try:
-            return Event(seq=seq, time=datetime.fromisoformat(time), body=BODY.validate_json(payload))
-        except (ValidationError, ValueError, TypeError) as error:
-            raise RunLogError(
-                f"event {seq} of {self.folder / DATABASE} cannot be read; the file is damaged, start a new run"
-            ) from error
-
-    def _lay_out(self) -> None:
-        with self._translated():
-            (mode,) = self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
-            if mode != "wal":
-                raise RunLogError(
-                    f"the file system of {self.folder} cannot hold a run; choose a folder on a local disk"
-                )
-            self._connection.executescript(SCHEMA)
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Begin a transaction for writing. IMMEDIATE, since a lock for reading cannot wait to become one for writing:
-        among several writers most transactions would fail.
-        """
-        with self._lock, self._translated(), self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
-            yield self._connection
 
     def _rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         with self._lock, self._translated():
@@ -369,24 +342,12 @@ def _insert(connection: sqlite3.Connection, time: datetime, body: Body, blobs: I
             "INSERT INTO blobs SELECT ?1, ?2 WHERE NOT EXISTS (SELECT 1 FROM blobs WHERE sha256 = ?1)",
             (hashlib.sha256(data).hexdigest(), data),
         )
-    problem = body.problem if isinstance(body, OfProblem) else None
-    attempt = body.attempt if isinstance(body, OfAttempt) else None
+    event = Event(seq=0, time=time, body=body)
     seq = connection.execute(
         "INSERT INTO events (time, kind, problem, attempt, payload) VALUES (?, ?, ?, ?, ?)",
-        (time.isoformat(timespec="microseconds"), body.kind, problem, attempt, body.model_dump_json()),
+        (time.isoformat(timespec="microseconds"), body.kind, event.problem, event.attempt, body.model_dump_json()),
     ).lastrowid
-    assert seq is not None
-    return Event(seq=seq, time=time, body=body)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        taken = any(folder.iterdir())
-    except OSError as error:
-        raise RunLogError(f"cannot make the folder {folder} ({error.strerror}); choose another one") from error
-    if taken:
-        raise RunLogError(f"{folder} is not empty; choose another folder, or go on with `kernelwright resume {folder}`")
+    return event.model_copy(update={"seq": seq})
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
@@ -419,7 +380,7 @@ class Journal:
 
     def write_reply(self, attempt: int, reply: Reply, again: bool = False) -> None:
         """Log the answer to an attempt; `again`: to the request to continue."""
-        kind = RepliedAgain if again else Replied
+        kind = events.RepliedAgain if again else events.Replied
         event = kind(problem=self.view.problem, attempt=attempt, reply_digest=reply.digest, reply=reply.facts)
         self.write(event, blobs=[reply.model_dump_json()])
 
@@ -427,7 +388,7 @@ class Journal:
         """Commit several, all of them or none. `Resumed` comes before the first step of a search that continues."""
         if self._resumes:
             self._resumes = False
-            entries = [(Resumed(problem=self.view.problem), ()), *entries]
+            entries = [(events.Resumed(problem=self.view.problem), ()), *entries]
         for event in self._log.extend(entries):
             self.view = self.view.after(event)
             self._on_event(event)

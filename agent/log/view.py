@@ -1,24 +1,14 @@
 """`View`: the log of one problem, folded for strategies. Pure: no clock, no file, no state."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 from kernelwright.agent.config import SearchConfig
-from kernelwright.agent.log.events import (
-    Asked,
-    AtFault,
-    Confirmed,
-    Event,
-    JudgedAttempt,
-    MeasuredProblem,
-    OfAttempt,
-    OfProblem,
-    Resumed,
-    RunLogError,
-)
+from kernelwright.agent.log import events
+from kernelwright.agent.log.events import AtFault, Event, MeasuredProblem, OfAttempt, OfProblem, RunLogError
 from kernelwright.agent.log.records import Asking, Attempt, KnownIdea, ranked
 from kernelwright.problems.problem import Record
 
@@ -80,15 +70,14 @@ class View(Record):
         """Find an attempt by its number. Raises `RunLogError` where the log has none."""
         return _numbered(self.attempts, number, self.problem)
 
-    def children(self, number: int) -> tuple[Attempt, ...]:
-        return self._by_parent.get(number, ())
+    def children(self, number: int) -> list[Attempt]:
+        return self._by_parent.get(number, [])
 
     @cached_property
-    def _by_parent(self) -> dict[int, tuple[Attempt, ...]]:
-        found: dict[int, tuple[Attempt, ...]] = {}
+    def _by_parent(self) -> defaultdict[int | None, list[Attempt]]:
+        found: defaultdict[int | None, list[Attempt]] = defaultdict(list)
         for attempt in self.attempts:
-            if attempt.ask.parent is not None:
-                found[attempt.ask.parent] = (*found.get(attempt.ask.parent, ()), attempt)
+            found[attempt.ask.parent].append(attempt)
         return found
 
     def first_with(self, identity: str) -> Attempt | None:
@@ -100,49 +89,44 @@ class View(Record):
         return _folded(self, [event])
 
 
-def fold(problem: str, events: Iterable[Event]) -> View:
-    """Fold `events`, which may be those of the complete run, into the view of one problem."""
-    return _folded(View(problem=problem), events)
+def fold(problem: str, log: Iterable[Event]) -> View:
+    """Fold events, which may be those of the complete run, into the view of one problem."""
+    return _folded(View(problem=problem), log)
 
 
-def _folded(view: View, events: Iterable[Event]) -> View:
+def _folded(view: View, log: Iterable[Event]) -> View:
     """Take in events, each in a time that does not grow with the number of attempts."""
     fields, attempts, mine = _fields(view), list(view.attempts), 0
-    for event in events:
+    for event in log:
         if not isinstance(body := event.body, OfProblem) or body.problem != view.problem:
             continue
         mine += 1
         fields |= _clock(event, fields) | body.changes(fields)
-        if isinstance(body, Asked):
-            attempts.append(_opened(body, len(attempts) + 1))
+        if isinstance(body, events.Asked):
+            if not body.attempt == body.ask.attempt == len(attempts) + 1:
+                raise RunLogError(
+                    f"the record of {body.problem!r} goes from attempt {len(attempts)} to {body.attempt}; "
+                    "it is damaged, start a new run"
+                )
+            attempts.append(Attempt.model_validate({name: getattr(body, name) for name in Asking.model_fields}))
         elif isinstance(body, OfAttempt):
             _advance(attempts, body)
     return View.model_validate(fields | {"attempts": tuple(attempts)}) if mine else view
 
 
 def _clock(event: Event, fields: dict[str, Any]) -> dict[str, Any]:
-    start, last = fields["session_start"], fields["last_event"]
-    if isinstance(event.body, Resumed) and last is not None:
-        wall_s = fields["earlier_s"] + (last - start).total_seconds()
-        return {"earlier_s": wall_s, "session_start": event.time, "last_event": event.time}
-    return {"session_start": start or event.time, "last_event": event.time}
-
-
-def _opened(asked: Asked, number: int) -> Attempt:
-    if asked.attempt != number or asked.ask.attempt != number:
-        raise RunLogError(
-            f"the record of {asked.problem!r} goes from attempt {number - 1} to {asked.attempt}; "
-            "it is damaged, start a new run"
-        )
-    return Attempt.model_validate({name: getattr(asked, name) for name in Asking.model_fields})
+    start, last, earlier_s = fields["session_start"], fields["last_event"], fields["earlier_s"]
+    if isinstance(event.body, events.Resumed) and last is not None:
+        start, earlier_s = event.time, earlier_s + (last - start).total_seconds()
+    return {"earlier_s": earlier_s, "session_start": start or event.time, "last_event": event.time}
 
 
 def _advance(attempts: list[Attempt], body: OfAttempt) -> None:
     old = _numbered(attempts, body.attempt, body.problem)
     news, touched = body.changes_to(old), [old]
-    if isinstance(body, JudgedAttempt) and body.same_as is not None:
+    if isinstance(body, events.JudgedAttempt) and body.same_as is not None:
         news |= {"confirmed": _numbered(attempts, body.same_as, body.problem).confirmed}
-    elif isinstance(body, Confirmed):
+    elif isinstance(body, events.Confirmed):
         # One candidate, one ruling: else the same source would be refused here and recommended there.
         touched += [attempt for attempt in attempts if attempt.same_as == old.number]
     for one in touched if news else ():
@@ -151,10 +135,8 @@ def _advance(attempts: list[Attempt], body: OfAttempt) -> None:
 
 def _numbered(attempts: Sequence[Attempt], number: int, problem: str) -> Attempt:
     if not 1 <= number <= len(attempts):
-        raise RunLogError(
-            f"the record of {problem!r} has no attempt {number}, only 1 to {len(attempts)}; "
-            "it is damaged, start a new run"
-        )
+        why = f"the record of {problem!r} has no attempt {number}, only 1 to {len(attempts)}"
+        raise RunLogError(f"{why}; it is damaged, start a new run")
     return attempts[number - 1]
 
 

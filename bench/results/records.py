@@ -121,7 +121,7 @@ def _answered(log: RunLog, attempt: Attempt) -> Answered:
         attempt=attempt,
         reply=reply,
         source=log.text(attempt.candidate.digest) if attempt.candidate else None,
-        prompt_tokens=estimated_tokens(log.text(attempt.prompt.digest)) if asked is None else asked,
+        prompt_tokens=estimated_tokens(log.prompt(attempt.prompt).text) if asked is None else asked,
         reply_tokens=estimated_tokens(reply or "") if said is None else said,
     )
 

@@ -113,7 +113,7 @@ def run(
     Exit code 1 if a problem got no correct kernel, or could not be judged.
     """
     from kernelwright.agent.steering import load_prices
-    from kernelwright.evals.runs import FOR_RECORDED, Plan, Running, left_out, new_folder
+    from kernelwright.evals.runs import FOR_RECORDED, RunConfig, Running, left_out, new_folder
     from kernelwright.evals.runs import suite as problems_of
     from kernelwright.problems import load_problem
     from kernelwright.prompts import SECTION_NAMES
@@ -147,7 +147,7 @@ def run(
     asked.check_tools(judging.gpu, local=choice.is_here)
     if choice.is_here:
         options.check_threads(asked.threads, None if judging.gpu else where.devices)
-    plan = Plan(
+    plan = RunConfig(
         judging=judging,
         executor=choice,
         search=checked_config(config),

@@ -26,7 +26,7 @@ from kernelwright.agent.steering import (
     to_screen,
     with_setting,
 )
-from kernelwright.agent.strategies import untried
+from kernelwright.agent.strategies import improve
 from kernelwright.evals.runs import default_size
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.problems.languages import TARGETS
@@ -183,7 +183,7 @@ def test_what_won_elsewhere_is_tried_first(tmp_path):
             PROBLEM
         )
     view = view_of(RIGHT).model_copy(update={"ideas": ideas})
-    assert untried(view, view.attempts[0])[0].name == winner
+    assert improve(view, view.attempts[0], random.Random(0)).idea == winner
 
 
 def test_a_problem_does_not_learn_from_itself(tmp_path):

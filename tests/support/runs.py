@@ -151,7 +151,9 @@ class Writer:
             directive="", model="model-a",
         )  # fmt: skip
         request = {"request_digest": "0" * 64, "temperature": None, "max_tokens": None, "sample": 0}
-        self.put(Asked(**of, ask=ask, prompt=PromptOutline.of(prompt), **request), prompt.text)
+        self.put(
+            Asked(**of, ask=ask, prompt=PromptOutline.of(prompt), **request), *(section.text for section in sections)
+        )
         return number
 
     def attempt(
@@ -185,12 +187,11 @@ class Writer:
             self.best = speedup, number
         return number
 
-    def put(self, body, blob=None):
+    def put(self, body, *blobs):
         time = START + timedelta(seconds=len(self.events))
         attempt = getattr(body, "attempt", None)
         self.events.append((time.isoformat(), body.kind, self.name, attempt, body.model_dump_json()))
-        if blob is not None:
-            self.blobs[hashlib.sha256(blob.encode()).hexdigest()] = blob.encode()
+        self.blobs |= {hashlib.sha256(blob.encode()).hexdigest(): blob.encode() for blob in blobs}
 
     def stop(self, reason="the budget is used up"):
         self.put(Stopped(problem=self.name, reason=reason))

@@ -55,7 +55,7 @@ def test_each_ask_is_committed_before_the_provider_hears_of_it(log):
 def test_the_prompts_that_were_sent_and_the_replies_that_came_are_in_the_log(log):
     provider = Scripted()
     view = searched(log, provider=provider)
-    assert [log.text(attempt.prompt.digest) for attempt in view.attempts] == [one.prompt for one in provider.requests]
+    assert [log.prompt(attempt.prompt).text for attempt in view.attempts] == [one.prompt for one in provider.requests]
     assert {one.number: log.reply(one.reply_digest).text for one in view.attempts} == ANSWERS
     first = view.attempts[0].prompt
     prompt = log.prompt(first)
@@ -135,7 +135,7 @@ def test_a_search_cut_off_after_any_event_goes_on_to_the_same_end(tmp_path, whol
 def blobs_of(log, event):
     match event.kind, event.body:
         case "asked", body:
-            return [log.text(body.prompt.digest)]
+            return [section.text for section in log.prompt(body.prompt).sections]
         case "replied", body:
             return [log.text(body.reply_digest)]
         case "extracted", body:

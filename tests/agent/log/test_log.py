@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path, name, said):
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"format": 7}, r"format 7.* format 1"), (None, "not valid JSON"), ({"device": None}, "damaged at 'device'")],
+    [({"format": 7}, r"format 7.* up to 2"), (None, "not valid JSON"), ({"device": None}, "damaged at 'device'")],
 )
 def test_a_header_that_is_not_in_order_is_told(log, changes, said):
     path = log.folder / "header.json"

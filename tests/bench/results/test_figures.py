@@ -23,7 +23,7 @@ from kernelwright.agent.config import FilesOptions, SearchConfig
 from kernelwright.agent.log.events import Confirmed, Stopped
 from kernelwright.agent.log.store import RunLog, Setting
 from kernelwright.evals.metrics import summarize
-from kernelwright.evals.runs import Plan
+from kernelwright.evals.runs import RunConfig
 from kernelwright.evals.verdict_store import Judgement
 from kernelwright.problems import ProblemError
 from kernelwright.problems.problem import Origin
@@ -46,7 +46,7 @@ def made(address):
 def setting(model="model-a", device="Example CPU", torch="2", judging=None, **changes):
     once = {"drafts": 1, "tune": 0, "share": False, "confirm": 1, "learn": False, "attempts": 2}
     search = SearchConfig(model=model, target="cpp", **(once | changes))
-    plan = Plan(search=search, provider=FilesOptions(), judging=judging or Settings())
+    plan = RunConfig(search=search, provider=FilesOptions(), judging=judging or Settings())
     versions = {"python": "3.11", "judge_version": "h1", "torch": torch}
     return Setting(config=plan.model_dump(mode="json"), device=device, versions=versions)
 
