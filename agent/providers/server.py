@@ -45,6 +45,11 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def _reply(answer: dict[str, Any], asked_model: str, **fields: Any) -> Reply:
+    model, id = _words(answer.get("model")) or asked_model, _words(answer.get("id"))
+    return Reply(model=model, provider_request_id=id, latency_s=None, **fields)
+
+
 def read_usage(raw: object, sent: str, received: str) -> Usage:
     """Read a usage object whose counts have these names; missing or malformed ones are None.
 
@@ -90,15 +95,14 @@ class Chat:
         message = choice.get("message")
         if not isinstance(message, dict) or not isinstance(content := message.get("content"), str | None):
             return None
-        return Reply(
+        return _reply(
+            answer,
+            asked_model,
             text=content or _words(message.get("refusal")) or "",
             reasoning=_words(message.get("reasoning")) or _words(message.get("reasoning_content")) or "",
             finish_reason=_words(choice.get("finish_reason")),
-            model=_words(answer.get("model")) or asked_model,
             usage=read_usage(answer.get("usage"), "prompt_tokens", "completion_tokens"),
             provider="openai",
-            provider_request_id=_words(answer.get("id")),
-            latency_s=None,
         )
 
 
@@ -127,12 +131,8 @@ class Responses:
         if status in ("failed", "cancelled"):
             return _words(_table(answer.get("error")).get("message")) or status
         messages = [part for item in items if item.get("type") == "message" for part in _tables(item.get("content"))]
-        thoughts = [
-            part
-            for item in items
-            if item.get("type") == "reasoning"
-            for part in _tables(item.get("summary")) + _tables(item.get("content"))
-        ]
+        reasoned = [item for item in items if item.get("type") == "reasoning"]
+        thoughts = [part for item in reasoned for key in ("summary", "content") for part in _tables(item.get(key))]
         usage = read_usage(answer.get("usage"), "input_tokens", "output_tokens")
         reason = "stop" if status == "completed" else status
         if status == "incomplete":
@@ -142,16 +142,10 @@ class Responses:
         if reason == "stop" and limit and (usage.output_tokens or 0) >= limit:
             reason = "length"
         texts, refusals = ([_words(part.get(key)) or "" for part in messages] for key in ("text", "refusal"))
-        return Reply(
-            text="".join(texts) or "".join(refusals),
-            reasoning="\n\n".join(text for part in thoughts if (text := _words(part.get("text")))),
-            finish_reason=reason,
-            model=_words(answer.get("model")) or asked_model,
-            usage=usage,
-            provider="responses",
-            provider_request_id=_words(answer.get("id")),
-            latency_s=None,
-        )
+        text = "".join(texts) or "".join(refusals)
+        reasoning = "\n\n".join(text for part in thoughts if (text := _words(part.get("text"))))
+        how = {"finish_reason": reason, "usage": usage, "provider": "responses"}
+        return _reply(answer, asked_model, text=text, reasoning=reasoning, **how)
 
 
 WIRES: dict[Api, Chat | Responses] = {"chat": Chat(), "responses": Responses()}
@@ -178,9 +172,12 @@ class OpenAIProvider:
         self._is_near = host in LOOPBACK
         self._key = self._found_key(environment)
         self._wire = WIRES[self.settings.api]
-
-    def __repr__(self) -> str:
-        return f"OpenAIProvider({self.base_url!r})"
+        self._client_options: dict[str, Any] = {
+            "api_key": self._key,
+            "base_url": self.base_url,
+            "max_retries": self.settings.max_retries,
+            "timeout": self.settings.timeout_s,
+        }
 
     @property
     def place(self) -> str:
@@ -194,7 +191,7 @@ class OpenAIProvider:
         with self.explained(f"model {request.model!r}, or no {self._wire.noun}s"):
             try:
                 unproxied = openai.DefaultAsyncHttpxClient(trust_env=False) if self._is_near else None
-                own_client = openai.AsyncOpenAI(http_client=unproxied, **self._client_options())
+                own_client = openai.AsyncOpenAI(http_client=unproxied, **self._client_options)
                 async with asyncio.timeout(self.settings.deadline_s), own_client as client:
                     answer: Any = await self._wire.send(client, self._wire.arguments(request, self._is_own))
             except TimeoutError as error:
@@ -207,7 +204,7 @@ class OpenAIProvider:
         import openai
 
         unproxied = openai.DefaultHttpxClient(trust_env=False) if self._is_near else None
-        own_client = openai.OpenAI(http_client=unproxied, **self._client_options())
+        own_client = openai.OpenAI(http_client=unproxied, **self._client_options)
         with self.explained(wanted), own_client as client:
             yield client
 
@@ -238,14 +235,6 @@ class OpenAIProvider:
             raise ProviderError(f"the key in {variable} holds characters that no key has; copy it again")
         return key or NO_KEY
 
-    def _client_options(self) -> dict[str, Any]:
-        return {
-            "api_key": self._key,
-            "base_url": self.base_url,
-            "max_retries": self.settings.max_retries,
-            "timeout": self.settings.timeout_s,
-        }
-
     def _read(self, answer: Any, request: Request, latency_s: float) -> Reply:
         import openai
 
@@ -266,9 +255,15 @@ class OpenAIProvider:
         status = error.status_code
         message = error.body.get("message") if isinstance(error.body, dict) else None  # an HTML page has none
         said = self._without_key(_one_line(message)) if isinstance(message, str) else "no reason given"
+        key = self.settings.api_key_env
         match status:
+            case 403 if proxy := self._proxy():
+                return self._error(
+                    f"or the proxy {proxy} refused the request (403); check what the key in {key} allows, and what the "
+                    "proxy lets through"
+                )
             case 401 | 403:
-                return self._forbidden(status)
+                return self._error(f"refused the key in {key} ({status}); check what it allows")
             case 404:
                 return self._error(f"knows no {wanted} (404: {said}); check the names, and the address in {ADDRESS}")
             case 429 if error.code != "insufficient_quota":
@@ -278,15 +273,6 @@ class OpenAIProvider:
             case 408 | 409 | 500 | 501 | 502 | 503 | 504 | 529:
                 return self._error(f"is in trouble ({status}: {said}); try again later", retryable=True)
         return self._error(f"refused the request ({status}: {said}); check --model and --set")
-
-    def _forbidden(self, status: int) -> ProviderError:
-        key = self.settings.api_key_env
-        if status == 403 and (proxy := self._proxy()):
-            return self._error(
-                f"or the proxy {proxy} refused the request (403); check what the key in {key} allows, and what the "
-                "proxy lets through"
-            )
-        return self._error(f"refused the key in {key} ({status}); check what it allows")
 
     def _unreachable(self, error: "openai.APIConnectionError") -> ProviderError:
         import openai

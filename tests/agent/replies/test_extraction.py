@@ -118,23 +118,11 @@ ACCEPTED: dict[str, str] = {
     "an end of sequence tag": f"{fenced(FINAL).rstrip()}</s>",
     "a code tag": f"Here:\n<code>\n{FINAL}</code>\nDone.\n",
     "an answer tag around a block": f"<answer>\nThis is it:\n{fenced(FINAL)}</answer>\n",
-    "two code tags": f"<code>\n{DRAFT}</code>\nbetter\n<code>\n{FINAL}</code>",
     "raw code": FINAL,
     "raw code behind prose": f"Sure, here's the kernel.\n\n{FINAL}",
     "raw code between prose": f"Sure, here's the kernel.\n\n{FINAL}{TRAILING}",
-    "raw code behind a raw draft": f"{DRAFT}\nThat can't be all of it, so once more:\n\n{FINAL}",
     "raw code with a decorated class": FINAL.replace("class ModelNew", "@torch.no_grad\nclass ModelNew"),
     "raw code after the thought": f"{fenced(DRAFT)}</think>\n{FINAL}",
-    "a module in two blocks": f"First:\n{fenced(head())}\nthen:\n{fenced(module_class())}",
-    "a module in three blocks": fenced("import torch\nimport torch.nn as nn\n")
-    + f"then\n{fenced(head().partition('nn as nn')[2])}then\n{fenced(module_class())}",
-    "a module in two blocks with a shell block between": fenced(head())
-    + fenced("pip install ninja", "bash")
-    + fenced(module_class()),
-    "a module in two blocks, the second with its imports": fenced(head())
-    + fenced(f"import torch\nimport torch.nn as nn\n\n{module_class()}"),
-    "a class without imports behind a full draft": fenced(program("base"))
-    + f"Only this changes:\n{fenced(module_class())}",
     "a docstring with a fenced example": fenced(with_docstring("Use:\n```python\nModelNew()\n```\n")) + TRAILING,
     "a docstring with a bare fenced example": fenced(with_docstring("Use:\n```\nModelNew()\n```\n")) + TRAILING,
     "a docstring with one fence": fenced(with_docstring("Use:\n```\nModelNew()\n")) + TRAILING,
@@ -357,8 +345,6 @@ IN_DOCSTRINGS = {
     "a bare example": "Use:\n```\nfirst()\n```\n",
     "one bare fence": "Use:\n```\nfirst()\n",
 }
-NEEDING = "class ModelNew(Base):\n    def forward(self, x):\n        return scaled(x)\n"
-ABOVE = "import torch\nfrom torch.nn import Module as Base\n\n\ndef scaled(x):\n    return 2 * x\n"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -370,15 +356,6 @@ def test_a_program_comes_out_of_these_marks_as_it_was_written(shape: str) -> Non
 def test_fences_in_a_docstring_stay_in_it(case: str) -> None:
     program = with_docstring(IN_DOCSTRINGS[case])
     assert extracted(f"Here:\n\n{fenced(program)}\nDone.\n").source == program
-
-
-def test_a_class_without_torch_is_given_the_block_above() -> None:
-    assert extracted(fenced(ABOVE) + fenced(NEEDING)).source == f"{ABOVE}\n\n{NEEDING}"
-
-
-def test_a_class_with_its_own_import_of_torch_is_given_nothing() -> None:
-    own = f"import torch\n\n\n{NEEDING}"
-    assert extracted(fenced(ABOVE) + fenced(own)).source == own
 
 
 def test_only_the_end_of_a_reply_beyond_all_measure_is_read() -> None:
