@@ -116,10 +116,8 @@ FAULTS: tuple[tuple[type[SandboxError], events.AtFault], ...] = (
 class _Search:
     def __init__(self, problem: Problem, parts: Parts) -> None:
         if parts.log.header.problems.get(problem.name) != problem.digest:
-            raise events.RunLogError(
-                f"the run in {parts.log.folder} was not started for this version of problem {problem.name!r}; "
-                "start a new run"
-            )
+            what = f"the run in {parts.log.folder} was not started for this version of problem {problem.name!r}"
+            raise events.RunLogError(f"{what}; start a new run")
         self.problem, self.name = problem, problem.name
         self.parts, self.config, self.log = parts, parts.config, parts.log
         self.journal = Journal(problem.name, parts.log, parts.on_event)

@@ -7,28 +7,18 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from kernelwright.agent import steering
 from kernelwright.agent.config import Budget, SearchConfig
 from kernelwright.agent.engine import Evaluator, Parts, search
 from kernelwright.agent.log.events import Confirmed, Event, Granted, JudgedAttempt
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.providers import AnswerPending
-from kernelwright.agent.steering import (
-    NOTHING,
-    IdeaStatistics,
-    Prices,
-    Spent,
-    exceeded,
-    gains,
-    load_prices,
-    out_of_attempts,
-    spent,
-    times_the_floor,
-)
+from kernelwright.agent.steering import IdeaStatistics
 from kernelwright.problems import Problem
 from kernelwright.sandbox.pool.dispatcher import Dispatcher
 from kernelwright.sandbox.pool.executor import Unjudged, Work
@@ -60,11 +50,11 @@ class SearchErrors:
     """
 
     def __init__(self) -> None:
-        self._waits: AnswerPending | None = None
+        self._pending: AnswerPending | None = None
         self._lacking: list[MachineError] = []  # since the last verdict
         self._judged = False
 
-    def hear(self, event: Event) -> None:
+    def note(self, event: Event) -> None:
         if isinstance(event.body, Confirmed) or (isinstance(event.body, JudgedAttempt) and event.body.same_as is None):
             self._judged = True
             self._lacking.clear()
@@ -77,7 +67,7 @@ class SearchErrors:
                 case None | BrokenProblem():
                     pass
                 case AnswerPending():
-                    self._waits = error
+                    self._pending = error
                 case MachineError() if len(self._lacking) + 1 < LACKING:
                     self._lacking.append(error)
                 case _:
@@ -87,8 +77,8 @@ class SearchErrors:
 
     def conclude(self) -> None:
         """At the run's end, raise the error that kept it from being complete."""
-        if self._waits is not None:
-            raise self._waits
+        if self._pending is not None:
+            raise self._pending
         if self._lacking and not self._judged:
             raise self._lacking[-1]
 
@@ -109,7 +99,7 @@ class Scheduler:
         Two kinds of error concern one problem alone: `AnswerPending`, which is raised at the end, and a problem that
         cannot be judged, which its search has logged. See `SearchErrors` for errors of the machine.
         """
-        shared = SharedBudget(self.config.batch, load_prices(self.config.prices))
+        shared = SharedBudget(self.config.batch, steering.load_prices(self.config.prices))
         idea_statistics = IdeaStatistics(self.log, self.config)
         queue = list(problems)
         running: set[asyncio.Task[None]] = set()
@@ -128,14 +118,13 @@ class Scheduler:
         self.errors.conclude()
 
     async def _search_one(self, problem: Problem, shared: "SharedBudget", idea_statistics: IdeaStatistics) -> None:
-        parts = self.parts_for(problem)
-        tell = parts.on_event
+        given = self.parts_for(problem)
 
         def on_event(event: Event) -> None:
-            self.errors.hear(event)
-            tell(event)
+            self.errors.note(event)
+            given.on_event(event)
 
-        parts = replace(parts, idea_statistics=idea_statistics, limit=shared.limit, on_event=on_event)
+        parts = replace(given, idea_statistics=idea_statistics, limit=shared.limit, on_event=on_event)
         try:
             view = await search(problem, parts)
         finally:
@@ -155,34 +144,36 @@ class Scheduler:
         more = min(GRANT, pool)
         reason = f"left unspent by others; expected gain {chosen.expected_gain:.2f}"
         self.log.append(Granted(problem=chosen.problem.name, attempts=more, reason=reason))
-        # While it runs, what it was granted is spent.
+        # While it runs, what it was granted is steering.spent.
         self.accounts[chosen.problem.name] = chosen._replace(left=chosen.left - more, ran_out=False)
         return chosen.problem
 
 
 class SharedBudget:
-    def __init__(self, limits: Budget, prices: Prices) -> None:
+    def __init__(self, limits: Budget, prices: steering.Prices) -> None:
         self._budget = limits
         self._prices = prices
-        self._by_problem: dict[str, Spent] = {}
+        self._by_problem: dict[str, steering.Spent] = {}
         self._start = time.monotonic()
 
     def note(self, view: View) -> None:
         if self._budget != Budget():
-            self._by_problem[view.problem] = spent(view, self._prices)
+            self._by_problem[view.problem] = steering.spent(view, self._prices)
 
     def limit(self, view: View) -> str | None:
         """Say why no more may be asked; the wall seconds are those of this process."""
         if self._budget == Budget():
             return None
         self.note(view)
-        total = sum(self._by_problem.values(), start=NOTHING)
+        total = sum(self._by_problem.values(), start=steering.NOTHING)
         wall_s = time.monotonic() - self._start
-        return exceeded(self._budget, total.model_copy(update={"wall_s": wall_s}), " of the run")
+        return steering.exceeded(self._budget, total.model_copy(update={"wall_s": wall_s}), " of the run")
 
 
 def account(problem: Problem, view: View, config: SearchConfig) -> EndedSearch:
-    ran_out = out_of_attempts(view, config) is not None and view.stopped == out_of_attempts(view, config)
+    ran_out = steering.out_of_attempts(view, config) is not None and view.stopped == steering.out_of_attempts(
+        view, config
+    )
     return EndedSearch(
         problem=problem,
         left=-view.granted if ran_out else config.attempts - view.spent,
@@ -193,9 +184,9 @@ def account(problem: Problem, view: View, config: SearchConfig) -> EndedSearch:
 
 def expected_gain(view: View, config: SearchConfig) -> float:
     """Multiply the distance to the roofline, as a logarithm, by the share of recent attempts that gained."""
-    earned = list(gains(view).values())[-RECENT:]
+    earned = list(steering.gains(view).values())[-RECENT:]
     share = (sum(gain > math.log1p(config.gain) for gain in earned) + 1) / (len(earned) + 3)
-    times = times_the_floor(view, config.near_floor)
+    times = steering.times_the_floor(view, config.near_floor)
     return (UNKNOWN_ROOM if times is None else max(0.0, math.log(times))) * share
 
 
@@ -215,9 +206,8 @@ class ExecutorEvaluator:
     ) -> Verdict:
         """Judge a candidate. Raises `MachineError` or `BrokenProblem` where no verdict is possible."""
         effort: JudgingEffort | None = "rank" if fresh else None
-        return await self._verdict(
-            Work(problem=problem, candidate=candidate, fresh=fresh, effort=effort, best_speedup=best_speedup)
-        )
+        work = Work(problem=problem, candidate=candidate, fresh=fresh, effort=effort, best_speedup=best_speedup)
+        return await self._verdict(work)
 
     async def measure(self, problem: Problem) -> Verdict:
         work = measuring(problem, self._compiled)
@@ -242,14 +232,13 @@ class ExecutorEvaluator:
 
     async def screen(self, problem: Problem, candidates: list[Candidate]) -> list[float | None]:
         """Check each, one after the other, for its median ms; None where one failed."""
-        return [await self._checked_ms(Work(problem=problem, candidate=candidate)) for candidate in candidates]
-
-    async def _checked_ms(self, work: Work) -> float | None:
-        try:
-            verdict = (await self._dispatcher.judge(work, "check")).verdict
-        except Unjudged:
-            return None
-        return verdict.measurement.candidate_ms if isinstance(verdict, Passed) else None
+        times: list[float | None] = []
+        for candidate in candidates:
+            times.append(None)
+            with suppress(Unjudged):
+                verdict = (await self._dispatcher.judge(Work(problem=problem, candidate=candidate), "check")).verdict
+                times[-1] = verdict.measurement.candidate_ms if isinstance(verdict, Passed) else None
+        return times
 
     def release(self, problem: Problem) -> None:
         self._dispatcher.executor.release(problem)

@@ -85,12 +85,8 @@ class Spent(Record):
     wall_s: float
 
     def __add__(self, other: "Spent") -> "Spent":
-        return Spent(
-            tokens=known_sum((self.tokens, other.tokens)),
-            usd=known_sum((self.usd, other.usd)),
-            judge_s=self.judge_s + other.judge_s,
-            wall_s=self.wall_s + other.wall_s,
-        )
+        pairs = zip(dict(self).items(), dict(other).values(), strict=True)
+        return Spent.model_validate({name: known_sum((mine, theirs)) for (name, mine), theirs in pairs})
 
 
 N = TypeVar("N", int, float)
@@ -119,13 +115,9 @@ def exceeded(budget: Budget, costs: Spent, whose: str = "") -> str | None:
     """Say in a few words why the budget allows nothing more, with `whose` behind `budget`; None where it does."""
     for name, words in (("tokens", "tokens"), ("usd", "USD"), ("judge_s", "s of judging"), ("wall_s", "s")):
         limit, used = getattr(budget, name), getattr(costs, name)
-        if limit is None:
-            continue
-        if used is None:
-            return (
-                f"a budget{whose} in {words} is set and what was spent is unknown: the provider told no usage or price"
-            )
-        if used >= limit:
+        if limit is not None and used is None:
+            return f"a budget{whose} in {words} is set and the costs are unknown: the provider reported none"
+        if limit is not None and used >= limit:
             return f"the budget{whose} of {limit:g} {words} is used up"
     return None
 
@@ -253,8 +245,7 @@ def with_setting(source: str, setting: str) -> str:
 
 def parse_setting(setting: str) -> dict[str, str]:
     """Read the values by name; empty for the candidate as it is."""
-    pairs = (part.split(" = ") for part in setting.split(", ") if " = " in part)
-    return {name: value for name, value in pairs}
+    return dict(part.split(" = ", 1) for part in setting.split(", ") if " = " in part)
 
 
 def to_screen(view: View, config: SearchConfig) -> tuple[Attempt, tuple[str, ...]] | None:
@@ -315,9 +306,8 @@ _LIST = re.compile(r"\[.*\]", re.DOTALL)
 def advice_steps(view: View, config: SearchConfig) -> list[Step]:
     if any(attempt.advises and not attempt.finished for attempt in view.attempts):
         return []
-    wanted = {"plan": _plan, "critique": _critique, "reflect": _reflect}
-    steps = (wanted[role](view, config) for role in config.advisers)
-    return [step for step in steps if step is not None]
+    parents = ((role, _parent_for(role, view, config)) for role in config.advisers)
+    return [Step(role, parent or None, role) for role, parent in parents if parent is not None]
 
 
 def notes_in(reply: str) -> tuple[Note, ...]:
@@ -346,30 +336,24 @@ def _note(entry: object) -> Note | None:
     return Note(name=name[:LONGEST_NAME] or "advice", text=text[:LONGEST_NOTE]) if text else None
 
 
-def _plan(view: View, config: SearchConfig) -> Step | None:
-    plans = [attempt for attempt in view.attempts if attempt.ask.role == "plan"]
-    if not plans:
-        return Step("plan", None, "plan")
-    news = [
-        one for one in view.attempts if one.number > plans[-1].number and one.ask.role == "improve" and one.finished
-    ]
+def _parent_for(role: str, view: View, config: SearchConfig) -> int | None:
+    """Choose the attempt that a role advises on now: 0 for none in particular, None where it is not asked."""
+    if role == "critique":
+        for attempt in view.attempts:
+            answered = any(child.ask.role in ("critique", "repair") for child in view.children(attempt.number))
+            if attempt.failed and attempt.ask.role == "repair" and not answered:
+                return attempt.number
+        return None
+    made = [attempt for attempt in view.attempts if attempt.ask.role == role]
+    if role == "reflect":
+        ended = sum(1 for attempt in view.attempts if attempt.counts and attempt.finished)
+        return 0 if ended >= REFLECT_EVERY * (len(made) + 1) else None
+    if not made:
+        return 0
+    news = [one for one in view.attempts[made[-1].number :] if one.ask.role == "improve" and one.finished]
     if view.best is None or len(news) < STUCK or dry_spell(view, config.gain) < STUCK:
         return None
-    return Step("plan", view.best.number, "plan")
-
-
-def _critique(view: View, config: SearchConfig) -> Step | None:
-    for attempt in view.attempts:
-        answered = any(child.ask.role in ("critique", "repair") for child in view.children(attempt.number))
-        if attempt.failed and attempt.ask.role == "repair" and not answered:
-            return Step("critique", attempt.number, "critique")
-    return None
-
-
-def _reflect(view: View, config: SearchConfig) -> Step | None:
-    made = sum(1 for attempt in view.attempts if attempt.ask.role == "reflect")
-    ended = sum(1 for attempt in view.attempts if attempt.counts and attempt.finished)
-    return Step("reflect", None, "reflect") if ended >= REFLECT_EVERY * (made + 1) else None
+    return view.best.number
 
 
 class IdeaStatistics:
@@ -390,12 +374,8 @@ class IdeaStatistics:
         for seq, ended in self._log.stopped(after=self._seen) if self._config.learn else ():
             self._tallies[ended] = tally(fold(ended, self._log.events(ended)), self._config.gain)
             self._seen = seq
-        tried: Counter[str] = Counter()
-        won: Counter[str] = Counter()
-        for name, (tries, wins) in self._tallies.items():
-            if name != problem.name:
-                tried.update(tries)
-                won.update(wins)
+        others = [counts for name, counts in self._tallies.items() if name != problem.name]
+        tried, won = (sum((counts[at] for counts in others), start=Counter[str]()) for at in (0, 1))
         fitting = applicable(idea_bank(), traits_of(problem, self._config.target))
         return tuple(KnownIdea(**idea.model_dump(), tried=tried[idea.name], won=won[idea.name]) for idea in fitting)
 
@@ -405,8 +385,7 @@ def tally(view: View, gain: float) -> tuple[Counter[str], Counter[str]]:
 
     A draft wins if it is correct in the end, an improvement if it is faster than its parent by the share `gain`.
     """
-    tried: Counter[str] = Counter()
-    won: Counter[str] = Counter()
+    tried, won = Counter[str](), Counter[str]()
     for attempt in view.attempts:
         if attempt.ask.role not in {"propose", "improve"}:
             continue

@@ -34,15 +34,19 @@ def write_best(log: RunLog, problem_name: str) -> Path | None:
     texts = _texts(log, problem_name)
     try:
         if texts is None:
-            _clear(folder)
+            for name in FILES:  # the kernel first; other files in the folder stay
+                (folder / name).unlink(missing_ok=True)
+            shutil.rmtree(folder / PROBLEM, ignore_errors=True)
+            with suppress(OSError):  # there is none, or other files are in it
+                folder.rmdir()
+                folder.parent.rmdir()
             return None
         write_problem(folder / PROBLEM, log.problem(problem_name))
         for name, text in texts.items():
             write_atomically(folder / name, text)
     except OSError as error:
-        raise RunLogError(
-            f"cannot write to {folder} ({error.strerror}); the run itself is safe: make room or check permissions"
-        ) from error
+        why = f"cannot write to {folder} ({error.strerror})"
+        raise RunLogError(f"{why}; the run itself is safe: make room or check permissions") from error
     return folder
 
 
@@ -67,19 +71,9 @@ def _texts(log: RunLog, problem_name: str) -> dict[str, str] | None:
     return dict(zip(FILES, texts, strict=True))
 
 
-def _clear(folder: Path) -> None:
-    """Remove the files of `write_best`, the kernel first; other files in the folder stay."""
-    for name in FILES:
-        (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / PROBLEM, ignore_errors=True)
-    with suppress(OSError):  # there is none, or something of others' is in it
-        folder.rmdir()
-        folder.parent.rmdir()
-
-
 def _readme(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> str:
     model = best.reply.model if best.reply else best.ask.model
-    note = f"\n\n{_sentence(best.reply.note)}" if best.reply and best.reply.note else ""
+    note = f"\n\n{best.reply.note.rstrip('. ')}." if best.reply and best.reply.note else ""
     how = " by a second judge, in new processes and with new seeds" if best.confirmed else ""
     return f"""# {problem.title}
 
@@ -109,10 +103,6 @@ def device_option(verdict: Verdict | None) -> str:
     return " --device cuda" if verdict is not None and verdict.evidence.device.startswith("cuda") else ""
 
 
-def _sentence(text: str) -> str:
-    return text.rstrip(". ") + "."
-
-
 def _doubts(verdict: Passed) -> str:
     doubts = []
     if verdict.measurement.comparison in DOUBTS:
@@ -125,7 +115,6 @@ def _doubts(verdict: Passed) -> str:
         doubts.append(f"{effort}: judge it again before you publish it.")
     status = verdict.evidence.problem_status
     if status is not None and status.status == "weak":
-        doubts.append(
-            "The problem cannot tell a lazy answer from a correct one, so it is not ranked: " + _sentence(status.why[0])
-        )
+        lazy = "The problem cannot tell a lazy answer from a correct one, so it is not ranked"
+        doubts.append(f"{lazy}: {status.why[0].rstrip('. ')}.")
     return "".join(f"\n{doubt}\n" for doubt in doubts)

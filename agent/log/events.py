@@ -124,10 +124,8 @@ class RepliedAgain(OfAttempt):
 
     def changes_to(self, attempt: Attempt) -> dict[str, Any]:
         if attempt.follow_up is None:
-            raise RunLogError(
-                f"attempt {self.attempt} has a second answer and no second request; the record is damaged, start a "
-                "new run"
-            )
+            what = f"attempt {self.attempt} has a second answer and no second request"
+            raise RunLogError(f"{what}; the record is damaged, start a new run")
         return {"follow_up": FollowUp(**dict(attempt.follow_up) | super().changes_to(attempt))}
 
 

@@ -77,10 +77,8 @@ def read_header(folder: Path) -> Header:
         raise RunLogError(f"{path} is damaged at {first_fault(error).key!r}; restore it or start a new run") from error
     except ValueError as error:
         raise RunLogError(f"{path} is not valid JSON; the file is damaged, restore it or start a new run") from error
-    raise RunLogError(
-        f"{folder} is in format {version!r} and this version of kernelwright reads formats up to {FORMAT}; use the "
-        "version that wrote it"
-    )
+    what = f"{folder} is in format {version!r}, and this version of kernelwright reads formats up to {FORMAT}"
+    raise RunLogError(f"{what}; use the version that wrote it")
 
 
 LOG = logging.getLogger("kernelwright.agent.log")

@@ -104,10 +104,8 @@ def _folded(view: View, log: Iterable[Event]) -> View:
         fields |= _clock(event, fields) | body.changes(fields)
         if isinstance(body, events.Asked):
             if not body.attempt == body.ask.attempt == len(attempts) + 1:
-                raise RunLogError(
-                    f"the record of {body.problem!r} goes from attempt {len(attempts)} to {body.attempt}; "
-                    "it is damaged, start a new run"
-                )
+                what = f"the record of {body.problem!r} goes from attempt {len(attempts)} to {body.attempt}"
+                raise RunLogError(f"{what}; it is damaged, start a new run")
             attempts.append(Attempt.model_validate({name: getattr(body, name) for name in Asking.model_fields}))
         elif isinstance(body, OfAttempt):
             _advance(attempts, body)

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
@@ -23,12 +23,10 @@ from kernelwright.agent.config import Api, ProviderOptions, ServerOptions, read_
 from kernelwright.agent.log.events import Event
 from kernelwright.agent.log.records import Ask, Reply, Request
 from kernelwright.agent.strategies import function_in
+from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record, read_table
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.storage import write_atomically
-
-if TYPE_CHECKING:
-    from kernelwright.problems import Problem
 
 
 class ProviderError(Exception):
@@ -70,7 +68,7 @@ class RunRecord(Protocol):
 
     def events(self, problem: str | None = None, after: int = 0) -> Iterable[Event]: ...
 
-    def problem(self, name: str) -> "Problem": ...
+    def problem(self, name: str) -> Problem: ...
 
 
 LOG = logging.getLogger("kernelwright.agent.providers")
@@ -92,16 +90,9 @@ class ReplyCache:
                 file.write(bytes(TRIED_BYTES))
                 file.flush()
                 os.fsync(file.fileno())
-        except (FileExistsError, NotADirectoryError) as error:
-            raise ProviderError(
-                f"the response cache {self.folder} cannot be a folder, since a file is in its way; "
-                "choose another --cache folder"
-            ) from error
         except OSError as error:
-            raise ProviderError(
-                f"cannot write to the response cache {self.folder} ({error.strerror}); make room, check its "
-                "permissions, or choose another --cache folder"
-            ) from error
+            why = f"cannot write to the response cache {self.folder} ({error.strerror})"
+            raise ProviderError(f"{why}; make room, check its permissions, or choose another --cache folder") from error
 
     def find(self, key: str) -> Reply | None:
         """Read the reply under `key`; None where there is none. Raises `ProviderError` for a damaged file."""
@@ -113,7 +104,7 @@ class ReplyCache:
         except OSError as error:
             raise ProviderError(f"cannot read {path} ({error.strerror}); check its permissions") from error
         except ValidationError as error:
-            raise ProviderError(f"{path} is no reply that can be read; delete that file") from error
+            raise ProviderError(f"{path} is not a reply that can be read; delete that file") from error
 
     def keep(self, key: str, reply: Reply) -> None:
         """Store the reply under `key`, in place of an earlier one. Raises `OSError`."""
@@ -132,42 +123,34 @@ class CachedProvider:
     """
 
     def __init__(self, provider: Provider, answers: ReplyCache, place: str) -> None:
-        self.provider = provider
-        self.answers = answers
-        self.place = place
+        self.provider, self.answers, self.place = provider, answers, place
+        self.name = provider.name
         self._has_warned = False
-
-    @property
-    def name(self) -> str:
-        return self.provider.name
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
         """See `Provider`. A reply from the cache says so, took no time and cost 0 USD; its tokens stay."""
         key = answer_key(request, self.place)
         found = self.answers.find(key)
         if found is not None:
-            free = found.usage.model_dump() | {"cost_usd": 0.0}
-            return Reply.model_validate(found.model_dump() | {"usage": free, "latency_s": None, "note": CACHED})
+            free = found.usage.model_copy(update={"cost_usd": 0.0})
+            return Reply.model_validate(dict(found) | {"usage": free, "latency_s": None, "note": CACHED})
         reply = await self.provider.complete(request, ask, prompt)
         try:
             self.answers.keep(key, reply)
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
-                self._warn(error)
+                warning = (
+                    f"cannot write to the response cache {self.answers.folder} ({error.strerror}): this run keeps its "
+                    "answers, but another one would pay for them again; make room or check the permissions"
+                )
+                with contextlib.suppress(OSError):  # standard error may go to the very disk that is full
+                    LOG.warning("%s", warning)
+                    print(f"kernelwright: {warning}", file=sys.stderr, flush=True)
         return reply
 
     def close(self) -> None:
         close_provider(self.provider)
-
-    def _warn(self, error: OSError) -> None:
-        warning = (
-            f"cannot write to the response cache {self.answers.folder} ({error.strerror}): this run keeps its answers, "
-            "but another one would pay for them again; make room or check the permissions"
-        )
-        with contextlib.suppress(OSError):  # standard error may go to the very disk that is full
-            LOG.warning("%s", warning)
-            print(f"kernelwright: {warning}", file=sys.stderr, flush=True)
 
 
 def answer_key(request: Request, place: str) -> str:
@@ -190,10 +173,10 @@ class Preset(Record):
 
 def load_presets(path: Path | None = None) -> dict[str, Preset]:
     """Read the presets that ship, overridden by those of the user's own table. Raises `ProviderError`."""
-    tables = [
-        read_table(file, dict[str, Preset], "the table of servers", ProviderError) for file in (SHIPPED, path) if file
-    ]
-    return {name: preset for table in tables for name, preset in table.items()}
+    found: dict[str, Preset] = {}
+    for file in filter(None, (SHIPPED, path)):
+        found |= read_table(file, dict[str, Preset], "the table of servers", ProviderError)
+    return found
 
 
 GROUP = "kernelwright.providers"
@@ -206,7 +189,7 @@ class _NotStarted:
     def events(self, problem: str | None = None, after: int = 0) -> Iterable[Event]:
         return ()
 
-    def problem(self, name: str) -> "Problem":
+    def problem(self, name: str) -> Problem:
         raise ProviderError(f"there is no run yet, and so no problem {name!r} in it; ask once it has started")
 
 
@@ -219,16 +202,25 @@ def providers() -> dict[str, EntryPoint]:
 
 def provider_for(options: ProviderOptions, run: RunRecord) -> Provider:
     """Make the provider. Raises `ProviderError`, for instance without a key. See `providing`."""
-    provider = _bare(options, run)
+    known, name = providers(), options.kind
+    make: Maker
+    if ":" in name:
+        make = function_in(name, "provider", ProviderError, "(options, run)")
+    elif name in known:
+        make = known[name].load()
+    else:
+        there = f"{', '.join(known)}, and any function as path/to/file.py:function"
+        raise ProviderError(f"no provider {name!r}; there are: {there}")
+    provider = make(read_provider(options), run)
     if options.cache is None:
         return provider
-    place = getattr(provider, "place", f"{options.kind} {getattr(options, 'model_file', None) or ''}")
+    place = getattr(provider, "place", f"{name} {getattr(options, 'model_file', None) or ''}")
     return CachedProvider(provider, ReplyCache(Path(options.cache)), place)
 
 
 def check_provider(options: ProviderOptions) -> None:
     """Raise, before a run starts, the error of `provider_for`, or that of a response cache that cannot be written."""
-    _bare(options, _NotStarted())
+    provider_for(options, _NotStarted())
     if options.cache is not None:
         ReplyCache(Path(options.cache)).try_out()
 
@@ -246,14 +238,3 @@ async def providing(options: ProviderOptions, run: RunRecord) -> AsyncIterator[P
 def close_provider(provider: Provider) -> None:
     if (close := getattr(provider, "close", None)) is not None:
         close()
-
-
-def _bare(options: ProviderOptions, run: RunRecord) -> Provider:
-    known, name = providers(), options.kind
-    if ":" not in name and name not in known:
-        raise ProviderError(
-            f"no provider {name!r}; there are: {', '.join(known)}, and any function as path/to/file.py:function"
-        )
-    own = ":" in name
-    make: Maker = function_in(name, "provider", ProviderError, "(options, run)") if own else known[name].load()
-    return make(read_provider(options), run)

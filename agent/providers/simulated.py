@@ -178,16 +178,9 @@ class SimulatedProvider:
         latency = rng.uniform(*self.latency_s)
         await asyncio.sleep(latency)
         kernel = self._kernel(ask, prompt, rng)
-        tokens = {"input_tokens": prompt.tokens, "output_tokens": rng.randrange(1000, 9000)}
-        return Reply(
-            text=f"```python\n{source_of(kernel)}```\n",
-            finish_reason="stop",
-            model=ask.model,
-            usage=Usage(**tokens),
-            provider=self.name,
-            provider_request_id=None,
-            latency_s=latency,
-        )
+        usage = Usage(input_tokens=prompt.tokens, output_tokens=rng.randrange(1000, 9000))
+        text = f"```python\n{source_of(kernel)}```\n"
+        return Reply(text=text, model=ask.model, usage=usage, provider=self.name, latency_s=latency)
 
     def _kernel(self, ask: Ask, prompt: Prompt, rng: random.Random) -> SimulatedKernel:
         landscape = landscape_of(ask.problem, self.seed, self.assumptions)
@@ -230,14 +223,11 @@ class SimulatedEvaluator:
         pairing = verdicts.Pairing(baseline="eager", candidate_ms=(1.0,) * PAIRS, baseline_ms=samples)
         return verdicts.Passed(measurement=verdicts.Measurement(pairings=(pairing,), threads=1), evidence=EVIDENCE)
 
-    def release(self, problem: Problem) -> None:
-        """Nothing is held for a problem."""
+    def release(self, problem: Problem) -> None: ...
 
-    async def measure(self, problem: Problem) -> None:
-        """See `Evaluator`: nothing is run, so there are no times."""
+    async def measure(self, problem: Problem) -> None: ...
 
     async def screen(self, problem: Problem, candidates: list[verdicts.Candidate]) -> list[float | None]:
-        """Simulated candidates declare no constants, so none is ever screened."""
         raise AssertionError("simulated candidates declare no constants")
 
 
