@@ -171,7 +171,8 @@ class SharedBudget:
 
 
 def account(problem: Problem, view: View, config: SearchConfig) -> EndedSearch:
-    ran_out = steering.out_of_attempts(view, config) is not None and view.stopped == steering.out_of_attempts(
+    reason = steering.out_of_attempts(view, config)
+    ran_out = reason is not None and view.stopped == reason
         view, config
     )
     return EndedSearch(
