@@ -6,9 +6,11 @@ Further facts of a prompt: the hardware's sheet, PyTorch's times, the roofline.
 import os
 import statistics
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -44,7 +46,15 @@ def sheet_for(target: str, name: str | None = None, ordinal: int = 0) -> prompts
     if TARGETS[target].device == "cpu":  # a KeyError here is a caller's bug
         cores = len(os.sched_getaffinity(0))
         return prompts.cpu_sheet(processor_name(), cores, cpu_facts().get("flags", "").split(), _caches())
-    return _gpu_sheet(ordinal)
+    import torch
+
+    if torch.cuda.is_available():
+        facts = torch.cuda.get_device_properties(ordinal)
+        own = (f"{facts.multi_processor_count} multiprocessors", f"device memory {facts.total_memory / 1e9:.0f} GB")
+        return prompts.device_sheet(facts.name) or prompts.DeviceSheet(name=facts.name, kind="cuda", facts=own)
+    fallback = prompts.device_sheet(FALLBACK_GPU)
+    assert fallback is not None
+    return fallback
 
 
 def sheet_in(section: str, target: prompts.Target) -> prompts.DeviceSheet:
@@ -55,19 +65,6 @@ def sheet_in(section: str, target: prompts.Target) -> prompts.DeviceSheet:
     )
 
 
-def _gpu_sheet(ordinal: int) -> prompts.DeviceSheet:
-    import torch
-
-    if torch.cuda.is_available():
-        name = torch.cuda.get_device_name(ordinal)
-        facts = torch.cuda.get_device_properties(ordinal)
-        own = (f"{facts.multi_processor_count} multiprocessors", f"device memory {facts.total_memory / 1e9:.0f} GB")
-        return prompts.device_sheet(name) or prompts.DeviceSheet(name=name, kind="cuda", facts=own)
-    fallback = prompts.device_sheet(FALLBACK_GPU)
-    assert fallback is not None
-    return fallback
-
-
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -75,9 +72,7 @@ def _caches() -> dict[str, int]:
     """Read the bytes of each data or unified cache of the first core, smallest first."""
     found: dict[str, int] = {}
     for index in sorted(CACHE_FOLDER.glob("index*")):
-        kind = (index / "type").read_text().strip()
-        level = (index / "level").read_text().strip()
-        size = (index / "size").read_text().strip()
+        kind, level, size = ((index / name).read_text().strip() for name in ("type", "level", "size"))
         if kind != "Instruction":
             found[f"L{level}{'d' if kind == 'Data' else ''}"] = int(size.rstrip("KMG")) * _UNITS[size[-1]]
     return found
@@ -92,8 +87,7 @@ def baselines_of(view: View) -> Baselines:
     if isinstance(first, Passed):
         return _as_measured(first.measurement)
     passed = (one.verdict.measurement for one in view.attempts if isinstance(one.verdict, Passed))
-    found = next((one for one in passed if one.floor is not None), None)
-    return Baselines() if found is None else _as_measured(found)
+    return next((_as_measured(one) for one in passed if one.floor is not None), Baselines())
 
 
 def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folder: Path | None = None) -> Baselines:
@@ -108,16 +102,12 @@ def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folde
         for one in BaselineTimes(problem, store).known()
         if one.device == place and one.versions.get("torch") == versions()["torch"]
     }
-    return Baselines(times=_times(times), roofline=_floor(_remembered_floor(problem, sheet, threads, folder)))
-
-
-def _remembered_floor(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folder: Path | None) -> Floor | None:
-    kept = Store("works", folder).get(work_key(problem.digest))
+    kept, floor = Store("works", folder).get(work_key(problem.digest)), None
     peaks = None if kept is None else known_peaks_here(sheet.kind != "cpu", threads, Store("peaks", folder))
-    try:
-        return None if peaks is None else floor_of(NecessaryWork.model_validate(kept), peaks, problem.precision)
-    except ValidationError:
-        return None
+    if peaks is not None:
+        with suppress(ValidationError):
+            floor = floor_of(NecessaryWork.model_validate(kept), peaks, problem.precision)
+    return Baselines(times=_times(times), roofline=_floor(floor))
 
 
 def _as_measured(found: Measurement) -> Baselines:
@@ -176,8 +166,7 @@ class BriefMaker:
 
     def __call__(self, problem: Problem, view: View, ask: Ask) -> prompts.Brief:
         parent = None if ask.parent is None else view.attempt(ask.parent)
-        finished = [attempt for attempt in view.attempts if attempt.finished and not attempt.advises]
-        rows = [self._past(view, attempt) for attempt in finished]
+        rows = [self._past(view, one) for one in view.attempts if one.finished and not one.advises]
         telling = [] if parent is None else [*lineage(view, parent), *view.children(parent.number)]
         history = prompts.shortened(rows, self.history_tokens, [one.number for one in telling])
         return prompts.Brief(
@@ -188,22 +177,15 @@ class BriefMaker:
             versions=self.versions,
             baselines=baselines_of(view),
             directive=ask.directive,
-            parent=None if parent is None else self._parent(parent),
+            parent=parent and self._parent(parent),
             history=history,
             left_out=len(rows) - len(history),
             lessons=lessons(view),
         )
 
     def _parent(self, attempt: Attempt) -> prompts.Parent:
-        return prompts.Parent(
-            number=attempt.number,
-            source=self.texts.text(attempt.candidate.digest) if attempt.candidate else "",
-            outcome=attempt.outcome,
-            evidence=self._evidence(attempt),
-            candidate_ms=attempt.candidate_ms,
-            speedup=attempt.speedup,
-            doubt=_doubt(attempt),
-        )
+        source = self.texts.text(attempt.candidate.digest) if attempt.candidate else ""
+        return prompts.Parent(**_result(attempt), source=source, evidence=self._evidence(attempt))
 
     def _evidence(self, attempt: Attempt) -> str:
         if isinstance(attempt.ruling, Passed):
@@ -212,27 +194,18 @@ class BriefMaker:
             return said_once(attempt.ruling)
         why = attempt.extraction
         assert isinstance(why, NotExtracted) and attempt.reply_digest, "only a finished attempt is a parent"
-        said = f"The reply held no candidate that can be judged. {why.detail}"
-        if why.kind not in SHOWN_BROKEN:
-            return said
-        return f"{said}\n\nThe reply was:\n\n{self.texts.reply(attempt.reply_digest).text}"
+        evidence = f"The reply held no candidate that can be judged. {why.detail}"
+        if why.kind in SHOWN_BROKEN:
+            evidence += f"\n\nThe reply was:\n\n{self.texts.reply(attempt.reply_digest).text}"
+        return evidence
 
     def _past(self, view: View, attempt: Attempt) -> prompts.PastAttempt:
-        found = attempt.ruling.measurement if isinstance(attempt.ruling, Passed) else None
-        why = DOUBTS.get(doubt_of(found) or "", "") if found and found.speedup > 1 else ""
+        why = DOUBTS.get(_doubt_of_gain(attempt), "")
         remarks = [*self._repeats(view, attempt), attempt.detail.partition("\n")[0], why]
         if attempt.ask.role == "tune":
             remarks.insert(0, attempt.ask.directive)
-        return prompts.PastAttempt(
-            number=attempt.number,
-            role=attempt.ask.role,
-            idea=attempt.ask.idea,
-            outcome=attempt.outcome,
-            detail="; ".join(remark for remark in remarks if remark),
-            candidate_ms=attempt.candidate_ms,
-            speedup=attempt.speedup,
-            doubt=_doubt(attempt),
-        )
+        detail = "; ".join(remark for remark in remarks if remark)
+        return prompts.PastAttempt(**_result(attempt), role=attempt.ask.role, idea=attempt.ask.idea, detail=detail)
 
     def _repeats(self, view: View, attempt: Attempt) -> Iterator[str]:
         """Say what the attempt repeats: an earlier program, or an earlier change."""
@@ -257,10 +230,20 @@ class BriefMaker:
         return lines_of(self.texts.text(attempt.candidate.digest)) - lines_of(self.texts.text(parent.digest))
 
 
-def _doubt(attempt: Attempt) -> str:
-    """Give the interval and doubt of an uncertain gain; empty where there is none."""
-    found = attempt.ruling.measurement if isinstance(attempt.ruling, Passed) else None
-    return attempt.marks if found and found.speedup > 1 and doubt_of(found) else ""
+def _doubt_of_gain(attempt: Attempt) -> str:
+    found = attempt.measurement
+    return (doubt_of(found) or "") if found and found.speedup > 1 else ""
+
+
+def _result(attempt: Attempt) -> dict[str, Any]:
+    """Give the fields that a parent and a row of the table share; `doubt` with the interval of an uncertain gain."""
+    return {
+        "number": attempt.number,
+        "outcome": attempt.outcome,
+        "candidate_ms": attempt.candidate_ms,
+        "speedup": attempt.speedup,
+        "doubt": attempt.marks if _doubt_of_gain(attempt) else "",
+    }
 
 
 @lru_cache(maxsize=256)

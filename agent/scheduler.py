@@ -173,8 +173,6 @@ class SharedBudget:
 def account(problem: Problem, view: View, config: SearchConfig) -> EndedSearch:
     reason = steering.out_of_attempts(view, config)
     ran_out = reason is not None and view.stopped == reason
-        view, config
-    )
     return EndedSearch(
         problem=problem,
         left=-view.granted if ran_out else config.attempts - view.spent,
