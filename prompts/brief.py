@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -25,68 +25,52 @@ class PromptError(ValueError):
 
 
 class TargetVersions(Record):
-    """The versions that the answer must run under, which need not be those of this machine."""
+    """The versions that the answer must run under, compared by major and minor number only."""
 
     python: str = Field(default="3.11", pattern=VERSION)
     torch: str = Field(default="2.9", pattern=VERSION)
-    cuda: str | None = Field(default=None, pattern=VERSION)
-    """The CUDA toolkit, or None where it does not matter or is simply the installed one."""
+    cuda: str | None = Field(default=None, pattern=VERSION)  # of the toolkit; None where any will do
 
     def torch_at_least(self, version: str) -> bool:
-        """Whether the target PyTorch is `version` or newer; compared by major and minor number only."""
         return _major_minor(self.torch) >= _major_minor(version)
 
     def python_at_least(self, version: str) -> bool:
-        """Whether the target Python is `version` or newer; compared by major and minor number only."""
         return _major_minor(self.python) >= _major_minor(version)
 
 
-class PastAttempt(Record):
+class EarlierAttempt(Record):
+    number: int
+    outcome: str  # `passed`, or what went wrong: `failed at check`
+    candidate_ms: float | None = None
+    speedup: float | None = None  # against the better PyTorch baseline; above 1 the candidate is faster
+    doubt: str = ""  # follows a speedup that may be chance: ` [0.81, 4.20], too noisy`
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome == "passed"
+
+
+class PastAttempt(EarlierAttempt):
     """One row of the table of attempts."""
 
-    number: int
     role: Role
     idea: str
-    outcome: str
-    """`passed`, or what went wrong: `failed at check`."""
-    detail: str = ""
-    """One line; line ends and bars are flattened when it is put in the table."""
-    candidate_ms: float | None = None
-    speedup: float | None = None
-    """Against the better PyTorch baseline; above 1 the candidate is faster."""
-    doubt: str = ""
-    """Stands behind a speedup that may be chance: ` [0.81, 4.20], too noisy`."""
-
-    @property
-    def passed(self) -> bool:
-        return self.outcome == "passed"
+    detail: str = ""  # one line; line ends and bars are flattened when it is put in the table
 
 
-class Parent(Record):
+class Parent(EarlierAttempt):
     """The attempt that this step starts from."""
 
-    number: int
     source: str
-    outcome: str
-    """`passed`, or what went wrong: `failed at check`."""
     evidence: str
     """For a failure the reason, then the log; for a pass the timings. Long text is cut in the middle when rendered."""
-    candidate_ms: float | None = None
-    speedup: float | None = None
-    doubt: str = ""
-
-    @property
-    def passed(self) -> bool:
-        return self.outcome == "passed"
 
 
 class Baselines(Record):
-    """What an answer is held against in time, on the brief's device: facts, one line each, with units."""
+    """Times to compare an answer with, on the brief's device: facts, one line each, with units."""
 
-    times: tuple[str, ...] = ()
-    """Of PyTorch: eager under the problem's policy and as it ships, torch.compile."""
-    roofline: tuple[str, ...] = ()
-    """Lower bounds from bytes and operations, and the time of a plain copy of as many bytes."""
+    times: tuple[str, ...] = ()  # of PyTorch: eager under the problem's policy and at default precision, torch.compile
+    roofline: tuple[str, ...] = ()  # lower bounds from bytes and operations, and the time of a plain copy
 
 
 class Brief(Record):
@@ -98,14 +82,11 @@ class Brief(Record):
     device: DeviceSheet
     versions: TargetVersions = TargetVersions()
     baselines: Baselines = Baselines()
-    directive: str = ""
-    """The one thing to do in this step; empty for the role's default."""
+    directive: str = ""  # the one thing to do in this step; empty for the role's default
     parent: Parent | None = None
     history: tuple[PastAttempt, ...] = ()
-    left_out: int = 0
-    """Attempts that the history leaves out for want of room."""
-    lessons: tuple[str, ...] = ()
-    """Conclusions of a reflection on earlier attempts."""
+    left_out: int = 0  # attempts that the history leaves out for want of room
+    lessons: tuple[str, ...] = ()  # conclusions of a reflection on earlier attempts
 
     @property
     def best_ms(self) -> float | None:
@@ -113,31 +94,6 @@ class Brief(Record):
         known = [one for one in (self.parent, *self.history) if one and one.passed and not one.doubt]
         timed = [one.candidate_ms for one in known]
         return min((ms for ms in timed if ms is not None), default=None)
-
-
-def check_parent(brief: Brief) -> None:
-    """Raise `PromptError` unless the parent fits the role.
-
-    To propose and to reflect take none, to repair and to criticise a failed one, to improve one that passed, and a plan
-    may do without. To tune asks nothing.
-    """
-    role, parent = brief.role, brief.parent
-    if role == "tune":
-        raise PromptError("role 'tune' asks nobody, so there is no prompt for it; use another role")
-    if role in {"propose", "reflect"}:
-        if parent is not None:
-            raise PromptError(f"role '{role}' starts afresh but got attempt {parent.number} as parent; leave it out")
-    elif parent is None:
-        if role != "plan":
-            raise PromptError(
-                f"role '{role}' needs a parent attempt and got none; name one (--parent), or use role 'propose'"
-            )
-    elif parent.passed == (role in {"repair", "critique"}):
-        wanted = "improve" if parent.passed else "repair"
-        raise PromptError(
-            f"role '{role}' does not fit attempt {parent.number}, whose outcome is '{parent.outcome}'; "
-            f"use role '{wanted}'"
-        )
 
 
 def _major_minor(version: str) -> tuple[int, int]:
@@ -150,7 +106,7 @@ BYTES_PER_TOKEN = 3.5
 
 
 def estimated_tokens(text: str) -> int:
-    """An estimate and no more: UTF-8 bytes over 3.5, rounded up. Real counts depend on the model's own tokenizer."""
+    """Estimate tokens as UTF-8 bytes over 3.5, rounded up. Real counts depend on the model's own tokenizer."""
     return math.ceil(len(text.encode()) / BYTES_PER_TOKEN)
 
 
@@ -159,13 +115,11 @@ class Section(Record):
 
     name: str
     text: str
-    stable: bool
-    """Whether it depends only on problem, target and versions: the same on every machine and in every attempt."""
+    stable: bool  # it depends only on problem, target and versions: the same on every machine and in every attempt
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of the text, as 64 hex digits."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
+        return _sha256(self.text)
 
     @property
     def tokens(self) -> int:
@@ -173,7 +127,7 @@ class Section(Record):
 
 
 class Prompt(Record):
-    """What the model reads. Stable sections come first, so that a provider's prefix cache can serve them again."""
+    """The text for the model. Stable sections come first, so that a provider's prefix cache can serve them again."""
 
     role: Role
     target: Target
@@ -181,59 +135,51 @@ class Prompt(Record):
 
     @cached_property
     def text(self) -> str:
-        return _joined(self.sections)
+        return "\n\n".join(section.text for section in self.sections) + "\n"
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of `text`, as 64 hex digits."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
+        return _sha256(self.text)
 
     @cached_property
     def stable_digest(self) -> str:
-        """sha256 over the stable sections, as 64 hex digits: equal for all attempts at one problem on any machine."""
-        stable = _joined(section for section in self.sections if section.stable)
-        return hashlib.sha256(stable.encode()).hexdigest()
+        """Hash the stable sections: equal for all attempts at one problem on any machine."""
+        return _sha256("\n\n".join(section.text for section in self.sections if section.stable) + "\n")
 
     @property
     def tokens(self) -> int:
         return sum(section.tokens for section in self.sections)
 
 
-def _joined(sections: Iterable[Section]) -> str:
-    return "\n\n".join(section.text for section in sections) + "\n"
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 RECENT = 3
 
 
 def shortened(rows: Sequence[PastAttempt], tokens: int, first: Sequence[int] = ()) -> tuple[PastAttempt, ...]:
-    """As many rows as fit into about `tokens`, in their own order.
+    """Keep as many rows as fit into about `tokens`, in their own order.
 
     Those numbered in `first` go before all others, then the fastest, the latest few, what else passed, and the other
     failures, each the latest first. The budget is an estimate: see `estimated_tokens`.
     """
-    left = tokens
+    fastest = max(rows, key=lambda one: 0.0 if one.doubt else one.speedup or 0.0, default=None)
+
+    def rank(row: PastAttempt) -> tuple[int, int]:
+        if row.number in first:
+            return 0, list(first).index(row.number)
+        if row is fastest and row.passed:
+            return 1, 0
+        if row.number > rows[-1].number - RECENT:
+            return 2, -row.number
+        return (3 if row.passed else 4), -row.number
+
     kept: set[int] = set()
-    for row in sorted(rows, key=lambda row: _rank(row, rows, first)):
-        left -= _tokens(row)
-        if left < 0:
+    for row in sorted(rows, key=rank):
+        line = f"| {row.number} | {row.role} | {row.idea} | {row.outcome} | 0.000 | 0.00x{row.doubt} | {row.detail} |"
+        tokens -= estimated_tokens(line)
+        if tokens < 0:
             break
         kept.add(row.number)
     return tuple(row for row in rows if row.number in kept)
-
-
-def _rank(row: PastAttempt, rows: Sequence[PastAttempt], first: Sequence[int]) -> tuple[int, int]:
-    fastest = max(rows, key=lambda one: 0.0 if one.doubt else one.speedup or 0.0)
-    if row.number in first:
-        return 0, list(first).index(row.number)
-    if row is fastest and row.passed:
-        return 1, 0
-    if row.number > rows[-1].number - RECENT:
-        return 2, -row.number
-    return (3 if row.passed else 4), -row.number
-
-
-def _tokens(row: PastAttempt) -> int:
-    return estimated_tokens(
-        f"| {row.number} | {row.role} | {row.idea} | {row.outcome} | 0.000 | 0.00x{row.doubt} | {row.detail} |"
-    )

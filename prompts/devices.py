@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -15,12 +15,11 @@ DATA = Path(__file__).parent / "data" / "devices.toml"
 
 
 class DeviceSheet(Record):
-    """A device and what a kernel's author must know of it."""
+    """A device and the facts that the author of a kernel needs."""
 
     name: str
     kind: Literal["cpu", "cuda"]
-    facts: tuple[str, ...] = ()
-    """One line each, with units."""
+    facts: tuple[str, ...] = ()  # one line each, with units
 
 
 class GpuFigures(Record):
@@ -35,11 +34,9 @@ class GpuFigures(Record):
     memory_gb_per_s: int
     l2_mb: int
     shared_kb_per_multiprocessor: int
-    shared_kb_per_block: int
-    """The largest that a block may ask for, after raising the limit of 48 by `cudaFuncSetAttribute`."""
+    shared_kb_per_block: int  # the most after raising the limit of 48 by `cudaFuncSetAttribute`
     threads_per_multiprocessor: int
-    tflops: dict[str, float]
-    """By dtype; those that the device has no units for are absent."""
+    tflops: dict[str, float]  # by dtype; those that the device has no units for are absent
 
     @property
     def sheet(self) -> DeviceSheet:
@@ -61,54 +58,40 @@ class GpuFigures(Record):
 
 
 def device_sheet(name: str) -> DeviceSheet | None:
-    """The sheet of a known GPU, by short name (`H200`) or as the driver reports it; None for an unknown one."""
-    fits = (gpu.sheet for gpu in _gpus() if _key(name) in map(_key, (gpu.name, *gpu.aliases)))
-    return next(fits, None)
+    """Give the sheet of a known GPU, by short name (`H200`) or as the driver reports it; None for an unknown one."""
+    return next((gpu.sheet for gpu in _gpus() if _key(name) in map(_key, (gpu.name, *gpu.aliases))), None)
 
 
 def known_devices() -> tuple[str, ...]:
-    """The names of the devices that `device_sheet` knows, in the order of the data file."""
     return tuple(gpu.name for gpu in _gpus())
 
 
-VECTOR_FLAGS = (
-    ("avx512f", "AVX-512: 16 floats a vector, 32 vector registers, fused multiply-add"),
-    ("avx2", "AVX2: 8 floats a vector, 16 vector registers"),
-    ("avx", "AVX: 8 floats a vector, 16 vector registers, no integer vectors of that width"),
-    ("sve", "SVE: vectors of the length that the processor has, 32 vector registers, fused multiply-add"),
-    ("asimd", "NEON: 4 floats a vector, 32 vector registers, fused multiply-add"),
-    ("sse2", "SSE2: 4 floats a vector, 16 vector registers"),
-)
-EXTRAS = ("fma", "f16c", "avx512_bf16", "avx512_vnni", "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8")
-
-
 def cpu_sheet(model_name: str, cores: int, flags: Iterable[str], caches: Mapping[str, int]) -> DeviceSheet:
-    """The sheet of a processor.
+    """Make the sheet of a processor.
 
     `cores` are those that the candidate may use, `flags` the features as Linux names them, `caches` the bytes of one
     instance of each level, by name (`L1d`, `L2`, `L3`), smallest first.
     """
     present = set(flags)
     facts = [f"{cores} cores to use" if cores != 1 else "1 core to use"]
-    facts += [words for flag, words in VECTOR_FLAGS if flag in present][:1]
-    extras = [flag for flag in EXTRAS if flag in present]
-    if extras:
+    facts += [words for flag, words in _table()["vectors"].items() if flag in present][:1]
+    if extras := [flag for flag in _table()["extras"] if flag in present]:
         facts.append(f"also: {', '.join(extras)}")
     if caches:
-        facts.append("caches, each: " + ", ".join(f"{level} {_binary_size(size)}" for level, size in caches.items()))
+        sizes = (f"{n / 2**20:g} MiB" if n >= 2**20 else f"{n / 2**10:g} KiB" for n in caches.values())
+        facts.append("caches, each: " + ", ".join(map(" ".join, zip(caches, sizes, strict=True))))
     return DeviceSheet(name=model_name, kind="cpu", facts=tuple(facts))
 
 
 @cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(DATA.read_text(encoding="utf-8"))
+
+
+@cache
 def _gpus() -> tuple[GpuFigures, ...]:
-    entries = tomllib.loads(DATA.read_text(encoding="utf-8"))["gpu"]
-    return tuple(GpuFigures.model_validate(entry) for entry in entries)
+    return tuple(GpuFigures.model_validate(entry) for entry in _table()["gpu"])
 
 
 def _key(name: str) -> str:
     return re.sub(r"nvidia|geforce|tesla|[\s_-]", "", name.lower())
-
-
-def _binary_size(size_bytes: int) -> str:
-    mebibyte = 1 << 20
-    return f"{size_bytes / mebibyte:g} MiB" if size_bytes >= mebibyte else f"{size_bytes / 1024:g} KiB"

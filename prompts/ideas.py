@@ -8,7 +8,8 @@ for word. `data/snippets.toml` says which problem, device and step are shown one
 import ast
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,32 +24,18 @@ from kernelwright.prompts.brief import Brief, estimated_tokens
 
 DATA, SNIPPETS = Path(__file__).parent / "data", Path(__file__).parent / "snippets"
 Bound = Literal["memory", "compute"]
-Operator = Literal[
-    "elementwise",
-    "reduction",
-    "scan",
-    "softmax",
-    "normalisation",
-    "pooling",
-    "matmul",
-    "convolution",
-    "transposed_convolution",
-    "attention",
-]
-COMPUTE: frozenset[Operator] = frozenset({"matmul", "convolution", "transposed_convolution", "attention"})
+COMPUTE = frozenset({"matmul", "convolution", "transposed_convolution", "attention"})
 """Operators that do many operations for each byte. Whether a problem is bound by them depends on its sizes."""
 
 
 class When(Record):
     """Where an idea applies; an empty field always holds."""
 
-    operators: tuple[Operator, ...] = ()
+    operators: tuple[str, ...] = ()  # names of the table `operators` of `data/ideas.toml`
     bounds: tuple[Bound, ...] = ()
     targets: tuple[Target, ...] = ()
-    wide: bool = False
-    """Only where the data has more than 16 bits."""
-    narrow: bool = False
-    """Only where weights and inputs are cast to 16 bits."""
+    wide: bool = False  # only where the data has more than 16 bits
+    narrow: bool = False  # only where weights and inputs are cast to 16 bits
 
 
 class Idea(Record):
@@ -56,23 +43,19 @@ class Idea(Record):
 
     name: str = Field(min_length=1)
     family: str = Field(min_length=1)
-    """What it changes: ideas of one family compete, those of different families add up."""
+    """The aspect that it changes: ideas of one family compete, those of different families add up."""
     roles: tuple[Literal["propose", "improve"], ...] = Field(min_length=1)
-    directive: str = ""
-    """What the prompt says of it; empty for the role's default."""
+    directive: str = ""  # the prompt's words on it; empty for the role's default
     when: When = When()
 
 
 class Traits(NamedTuple):
-    """What the predicates of ideas and snippets look at."""
+    """Properties of a problem that the predicates of ideas and snippets use."""
 
-    operators: tuple[Operator, ...]
-    """Empty where none is known."""
-    bound: Bound | None
-    """None where it is not known: operators of both kinds, or none that is known."""
+    operators: tuple[str, ...]  # empty where none is known
+    bound: Bound | None  # None where it is not known: operators of both kinds, or none that is known
     target: Target
-    narrow: bool = False
-    """Whether weights and inputs are cast to 16 bits."""
+    narrow: bool = False  # weights and inputs are cast to 16 bits
 
 
 @cache
@@ -99,18 +82,12 @@ def traits_of(problem: Problem, target: Target) -> Traits:
 
 
 def _names(source: str) -> Iterable[str]:
-    """Attributes and plain names inside the classes of a source; input makers do not count."""
-    try:
-        tree = parse_module(source)
-    except SyntaxError:
-        return
-    for part in tree.body:
-        if isinstance(part, ast.ClassDef):
-            for node in ast.walk(part):
-                if isinstance(node, ast.Attribute):
-                    yield node.attr
-                elif isinstance(node, ast.Name):
-                    yield node.id
+    """Yield attributes and plain names inside the classes of a source; input makers do not count."""
+    with suppress(SyntaxError):
+        for part in parse_module(source).body:
+            for node in ast.walk(part) if isinstance(part, ast.ClassDef) else ():
+                if isinstance(node, ast.Attribute | ast.Name):
+                    yield node.attr if isinstance(node, ast.Attribute) else node.id
 
 
 def applicable(ideas: Iterable[Idea], traits: Traits) -> tuple[Idea, ...]:
@@ -128,8 +105,7 @@ def _holds(when: When, traits: Traits) -> bool:
     )
 
 
-FORMATS = {"float16": ("fp16", 10), "bfloat16": ("bf16", 7)}
-"""By dtype, its short name and the bits of its fraction."""
+FORMATS = {"float16": ("fp16", 10), "bfloat16": ("bf16", 7)}  # by dtype, its short name and the bits of its fraction
 MOST_ULP = 2.0
 MANY, SHARE = 64, 0.5
 """The judge's bounds for outputs of 16 bits: see `docs/judge.md`. From `MANY` elements on, a share of the others."""
@@ -138,19 +114,15 @@ MANY, SHARE = 64, 0.5
 class HalfPrecision(NamedTuple):
     """A dtype of 16 bits that weights and inputs are cast to, and the bound that comes with it."""
 
-    short: str
-    """`fp16` or `bf16`."""
-    many: int
-    """The elements of an output from which on these bounds hold; of fewer twice as much is allowed."""
-    factor: float
-    """How many times the reference's own rounding error is allowed."""
+    short: str  # `fp16` or `bf16`
+    many: int  # elements of an output from which on these bounds hold; of fewer twice as much is allowed
+    factor: float  # allowed multiple of the reference's own rounding error
     floor_ulp: float
-    floor: float
-    """The same as a share of the output's largest magnitude."""
+    floor: float  # the same as a share of the output's largest magnitude
 
 
 def narrow_of(problem: Problem) -> HalfPrecision | None:
-    """None where weights and inputs stay as they are, or are of 32 bits."""
+    """Give the bound of a problem in 16 bits; None where weights and inputs stay as they are, or are of 32 bits."""
     if problem.dtype not in FORMATS:
         return None
     short, fraction_bits = FORMATS[problem.dtype]
@@ -167,8 +139,7 @@ class Snippet(Record):
     """One entry of `snippets.toml`."""
 
     name: str
-    mark: str = Field(min_length=1)
-    """What a source has that uses the snippet's instructions."""
+    mark: str = Field(min_length=1)  # a word of sources that use the snippet's instructions
     since: str = Field(pattern=r"^\d+\.\d$")
     until: str | None = Field(default=None, pattern=r"^\d+\.\d$")
     precision: PrecisionPolicy | None = None
@@ -183,7 +154,7 @@ def snippets() -> tuple[Snippet, ...]:
 
 @cache
 def snippet_texts() -> dict[str, str]:
-    """By name, the marked parts of the programs; one of nothing but comments becomes a paragraph."""
+    """Read by name the marked parts of the programs; one of nothing but comments becomes a paragraph."""
     pattern = re.compile(r"^// snippet: begin (\w+)\n(.*?)^// snippet: end$", re.MULTILINE | re.DOTALL)
     texts = (path.read_text(encoding="utf-8") for path in sorted(SNIPPETS.glob("*.cu*")))
     found = {name: part.rstrip() for text in texts for name, part in pattern.findall(text)}
@@ -195,36 +166,27 @@ def snippet_texts() -> dict[str, str]:
 
 
 def snippets_for(brief: Brief, tokens: int) -> tuple[str, ...]:
-    """The texts of the snippets that fit this step, as many from the first on as fit into about `tokens`."""
-    capability = next(iter(re.findall(r"compute capability (\d+\.\d)", " ".join(brief.device.facts))), None)
-    if not TARGETS[brief.target].shows_snippets or capability is None:
-        return ()
-    chosen: list[str] = []
-    for one in _fitting(brief, capability):
-        text = snippet_texts()[one.name]
-        tokens -= estimated_tokens(text + "\n\n")
-        if tokens < 0:
-            break
-        chosen.append(text)
-    return tuple(chosen)
-
-
-def _fitting(brief: Brief, capability: str) -> Iterator[Snippet]:
-    """Those that device, compiler, problem and step call for.
+    """Choose the snippets for this step, as many from the first on as fit into about `tokens`; return their texts.
 
     A repair gets those that its source already uses, whatever the problem.
     """
-    traits, source, cuda = traits_of(brief.problem, brief.target), None, brief.versions.cuda
+    found = re.search(r"compute capability (\d+\.\d)", " ".join(brief.device.facts))
+    if not TARGETS[brief.target].shows_snippets or found is None:
+        return ()
+    traits, source = traits_of(brief.problem, brief.target), None
     if brief.role == "repair" and brief.parent is not None:
         traits, source = traits._replace(operators=(), bound=None), brief.parent.source
+    chosen: list[str] = []
+    cuda = brief.versions.cuda
     for one in snippets():
         is_old = cuda is not None and int(cuda.split(".")[0]) < FIRST_CUDA.get(one.since, 0)
-        has_it = _number(one.since) <= _number(capability) <= _number(one.until or capability)
+        has_it = float(one.since) <= float(found[1]) <= float(one.until or found[1])
         is_used = source is None or one.mark in source
         fits = one.precision in {None, brief.problem.precision} and _holds(one.when, traits)
         if has_it and not is_old and is_used and fits:
-            yield one
-
-
-def _number(capability: str) -> tuple[int, ...]:
-    return tuple(int(piece) for piece in capability.split("."))
+            text = snippet_texts()[one.name]
+            tokens -= estimated_tokens(text + "\n\n")
+            if tokens < 0:
+                break
+            chosen.append(text)
+    return tuple(chosen)

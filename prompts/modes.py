@@ -4,61 +4,28 @@ The judge calls a module as its constructor leaves it: in training mode unless t
 """
 
 import ast
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from kernelwright.problems.source import parse_module, top_level
 
-NORMALISATIONS = {
-    f"{prefix}{kind}Norm{dimensions}": (3 if prefix else 4, kind == "Batch")
-    for prefix in ("", "Lazy")
-    for kind in ("Batch", "Instance")
-    for dimensions in ("1d", "2d", "3d")
-} | {"SyncBatchNorm": (4, True)}
-"""By layer, the place and the default of `track_running_stats`; without tracking it does the same in both modes."""
-DROPOUTS = dict.fromkeys(
-    ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"), (0, "p", 0.5)
-) | {
-    "RReLU": (9, "p", 1.0),
-    "MultiheadAttention": (2, "dropout", 0.0),
-    "LSTM": (5, "dropout", 0.0),
-    "GRU": (5, "dropout", 0.0),
-    "RNN": (6, "dropout", 0.0),
-    "TransformerEncoderLayer": (3, "dropout", 0.1),
-    "TransformerDecoderLayer": (3, "dropout", 0.1),
-    "Transformer": (5, "dropout", 0.1),
-}
-"""By layer that draws, the place, the name and the default of its probability; RReLU has none and always draws."""
-FUNCTIONS = {
-    "batch_norm": (5, "training", False),
-    "dropout": (2, "training", True),
-    "dropout1d": (2, "training", True),
-    "dropout2d": (2, "training", True),
-    "dropout3d": (2, "training", True),
-    "alpha_dropout": (2, "training", False),
-    "feature_alpha_dropout": (2, "training", False),
-    "rrelu": (3, "training", False),
-}
-"""By function, the place, the name and the default of the argument that sets its mode."""
-UNKNOWN = object()
-"""A value that the source alone does not show."""
+LAYERS = tomllib.loads((Path(__file__).parent / "data" / "layers.toml").read_text(encoding="utf-8"))
+NORMALISATIONS, DRAWS, FUNCTIONS = LAYERS["normalisations"], LAYERS["draws"], LAYERS["functions"]
+UNKNOWN = object()  # a value that the source alone does not show
 Values = Mapping[str, object]
 
 
 class Mode(NamedTuple):
     """How the layers of a reference that depend on it are called; names as the source writes them, each once."""
 
-    is_training: bool = True
-    """The mode of the module itself."""
-    batch: tuple[str, ...] = ()
-    """Normalisations that take their statistics from the batch and keep running ones too."""
-    running: tuple[str, ...] = ()
-    """Those that take their running statistics."""
+    is_training: bool = True  # the mode of the module itself
+    batch: tuple[str, ...] = ()  # normalisations that take their statistics from the batch and keep running ones too
+    running: tuple[str, ...] = ()  # those that take their running statistics
     drawing: tuple[str, ...] = ()
-    silent: tuple[str, ...] = ()
-    """Those that would draw in training mode and pass their input on."""
-    asks: bool = False
-    """Whether the source reads `self.training` for anything else."""
+    silent: tuple[str, ...] = ()  # those that would draw in training mode and pass their input on
+    asks: bool = False  # whether the source reads `self.training` for anything else
 
     @property
     def matters(self) -> bool:
@@ -66,17 +33,18 @@ class Mode(NamedTuple):
 
 
 def mode_of(source: str) -> Mode:
-    """The mode of a reference's `Model`; one that does not matter where the source has none or cannot be parsed."""
+    """Read the mode of `Model`; one that does not matter where the source has none or cannot be parsed."""
     try:
-        tree = parse_module(source)
+        reader = _Reader(parse_module(source))
     except SyntaxError:
         return Mode()
-    reader = _Reader(tree)
     if "Model" not in reader.classes:
         return Mode()
-    is_training = reader.read_class("Model", reader.arguments(), training=True)
-    found = reader.found
-    names = {kind: tuple(dict.fromkeys(name for of, name in found if of == kind)) for kind, _ in found}
+    maker = reader.functions.get("get_init_inputs")
+    returned = [node.value for node in ast.walk(maker) if isinstance(node, ast.Return)] if maker else []
+    given = returned[0].elts if returned and isinstance(returned[0], ast.List | ast.Tuple) else []
+    is_training = reader.read_class("Model", ast.Call(func=ast.Name("Model"), args=given, keywords=[]), True, {})
+    names = {kind: tuple(dict.fromkeys(name for of, name in reader.found if of == kind)) for kind, _ in reader.found}
     asks = bool(names.pop("asks", ()))
     return Mode(is_training=is_training, asks=asks, **names)
 
@@ -96,20 +64,15 @@ class _Reader:
         self._seen: set[tuple[str, str, bool]] = set()
         self._called: set[int] = set()
 
-    def arguments(self) -> ast.Call:
-        """The call that makes `Model`, with what `get_init_inputs` returns."""
-        maker = self.functions.get("get_init_inputs")
-        returned = [node.value for node in ast.walk(maker) if isinstance(node, ast.Return)] if maker else []
-        listed = returned[0].elts if returned and isinstance(returned[0], ast.List | ast.Tuple) else []
-        return ast.Call(func=ast.Name("Model"), args=listed, keywords=[])
-
-    def read_class(self, name: str, call: ast.Call, training: bool, outer: Values | None = None) -> bool:
+    def read_class(self, name: str, call: ast.Call, training: bool, outer: Values) -> bool:
         """Read what one construction of a class makes; return whether it is in training mode afterwards."""
         body = self.classes[name]
-        constructors = [one for one in body.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
-        silent: set[str | None] = _silenced(constructors[0]) if constructors else set()
+        constructor = next((one for one in body.body if getattr(one, "name", "") == "__init__"), None)
+        silent: set[str | None] = set()
+        values: dict[str, object] = {}
+        if isinstance(constructor, ast.FunctionDef):
+            silent, values = _silenced(constructor), self._bound(constructor, call, outer)
         training = training and None not in silent
-        values = self._bound(constructors[0], call, outer or {}) if constructors else {}
         key = (name, repr(sorted((name, repr(value)) for name, value in values.items())), training)
         if key not in self._seen:
             self._seen.add(key)
@@ -130,47 +93,45 @@ class _Reader:
         if isinstance(node, ast.Call):
             self._called.add(id(node.func))  # comes before its function
             self._read_call(node, values, training)
-        elif isinstance(node, ast.Name | ast.Attribute) and id(node) not in self._called and self._makes(node):
-            self._read_handed_on(_name(node), training)
-        elif isinstance(node, ast.Attribute) and node.attr == "training" and isinstance(node.ctx, ast.Load):
-            self.found.append(("asks", "self.training"))
+        elif isinstance(node, ast.Name | ast.Attribute) and id(node) not in self._called:
+            name = _name(node)
+            if isinstance(node, ast.Name) and name in self.classes:  # handed on: a base, or made elsewhere
+                self.read_class(name, ast.Call(node, [ast.Starred(ast.Name("arguments"))], []), training, {})
+            elif name in NORMALISATIONS and NORMALISATIONS[name][1]:
+                self._note("normalisation", name, training)
+            elif isinstance(node, ast.Attribute) and name == "training" and isinstance(node.ctx, ast.Load):
+                self.found.append(("asks", "self.training"))
+
+    def _note(self, kind: str, name: str, training: bool) -> None:
+        kinds = {"normalisation": ("running", "batch"), "draw": ("silent", "drawing")}
+        self.found.append((kinds[kind][training], name))
 
     def _read_call(self, call: ast.Call, values: Values, training: bool) -> None:
-        name = _name(call.func)
-        if name in self.classes and isinstance(call.func, ast.Name):
+        name, is_plain = _name(call.func), isinstance(call.func, ast.Name)
+        if name in self.classes and is_plain:
             self.read_class(name, call, training, values)
-        elif name in self.functions and isinstance(call.func, ast.Name):
+        elif name in self.functions and is_plain:
             if (name, "", training) not in self._seen:
                 self._seen.add((name, "", training))
                 for node in ast.walk(self.functions[name]):
                     self._read(node, {}, training)
         elif name in NORMALISATIONS:
             place, tracks = NORMALISATIONS[name]
-            if self._argument(call, place, "track_running_stats", tracks, values) is not False:
-                self.found.append(("batch" if training else "running", name))
-        elif name in DROPOUTS:
-            if self._argument(call, *DROPOUTS[name], values) != 0:
-                self.found.append(("drawing" if training else "silent", name))
+            if self._argument(call, (place, "track_running_stats", tracks), values) is not False:
+                self._note("normalisation", name, training)
+        elif name in DRAWS:
+            if self._argument(call, DRAWS[name], values) != 0:
+                self._note("draw", name, training)
         elif name in FUNCTIONS and _is_torch(call.func):
-            given = self._argument(call, *FUNCTIONS[name], values)
+            given = self._argument(call, FUNCTIONS[name], values)
             training = given if isinstance(given, bool) else training  # else it is the module's own mode
             if name == "batch_norm":
-                self.found.append(("batch" if training else "running", name))
-            elif self._argument(call, 1, "p", 0.5, values) != 0 or name == "rrelu":
-                self.found.append(("drawing" if training else "silent", name))
+                self._note("normalisation", name, training)
+            elif self._argument(call, (1, "p", 0.5), values) != 0 or name == "rrelu":
+                self._note("draw", name, training)
 
-    def _makes(self, node: ast.Name | ast.Attribute) -> bool:
-        tracking = _name(node) in NORMALISATIONS and NORMALISATIONS[_name(node)][1]
-        return tracking or (isinstance(node, ast.Name) and node.id in self.classes)
-
-    def _read_handed_on(self, name: str, training: bool) -> None:
-        """Read a class that is named and not called here: a base, or one that is made elsewhere."""
-        if name in self.classes:
-            self.read_class(name, ast.Call(ast.Name(name), [ast.Starred(ast.Name("arguments"))], []), training)
-        else:
-            self.found.append(("batch" if training else "running", name))
-
-    def _argument(self, call: ast.Call, place: int, name: str | object, default: object, values: Values) -> object:
+    def _argument(self, call: ast.Call, what: tuple[int, str, object], values: Values) -> object:
+        place, name, default = what
         if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
             return UNKNOWN
         named = next((one.value for one in call.keywords if one.arg == name), None)
@@ -178,14 +139,14 @@ class _Reader:
         return default if node is None else self._value(node, values)
 
     def _bound(self, function: ast.FunctionDef, call: ast.Call, outer: Values) -> dict[str, object]:
-        """The values of a constructor's arguments, `self` left out."""
+        """Give the values of a constructor's arguments, `self` left out."""
         names = [one.arg for one in function.args.args][1:]
         defaults = dict(zip(reversed(names), reversed(function.args.defaults), strict=False))
-        found: dict[str, object] = {}
+        found: dict[str, object] = dict.fromkeys((one.arg for one in function.args.kwonlyargs), UNKNOWN)
         for place, name in enumerate(names):
             default = self._value(defaults[name], {}) if name in defaults else UNKNOWN
-            found[name] = self._argument(call, place, name, default, outer)
-        return found | dict.fromkeys((one.arg for one in function.args.kwonlyargs), UNKNOWN)
+            found[name] = self._argument(call, (place, name, default), outer)
+        return found
 
     def _value(self, node: ast.expr, values: Values) -> object:
         if isinstance(node, ast.Name):
@@ -194,10 +155,8 @@ class _Reader:
 
 
 def _name(node: ast.expr) -> str:
-    """The last name of `nn.Dropout` or `Dropout`; empty for any other expression."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
+    """Give the last name of `nn.Dropout` or `Dropout`; empty for any other expression."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _given(call: ast.Call) -> list[ast.expr]:
@@ -205,36 +164,26 @@ def _given(call: ast.Call) -> list[ast.expr]:
 
 
 def _is_torch(function: ast.expr) -> bool:
-    """Whether it is torch's function and no layer or method of the same name."""
-    return isinstance(function, ast.Name) or (
-        isinstance(function, ast.Attribute) and _name(function.value) in ("F", "functional", "torch")
-    )
+    """Tell whether it is torch's function and no layer or method of the same name."""
+    return not isinstance(function, ast.Attribute) or _name(function.value) in ("F", "functional", "torch")
 
 
 def _owners(body: ast.AST) -> dict[int, str]:
-    """By node, the attribute that the statement around it assigns."""
-    return {
-        id(inner): target.attr
-        for node in ast.walk(body)
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Attribute)
-        for inner in ast.walk(node.value)
-    }
+    """Give by node the attribute that the statement around it assigns."""
+    assigns = (node for node in ast.walk(body) if isinstance(node, ast.Assign))
+    pairs = ((node, target) for node in assigns for target in node.targets if isinstance(target, ast.Attribute))
+    return {id(inner): target.attr for node, target in pairs for inner in ast.walk(node.value)}
 
 
 def _silenced(constructor: ast.FunctionDef) -> set[str | None]:
-    """The attributes that a constructor puts into eval mode; None is the module itself."""
+    """Find the attributes that a constructor puts into eval mode; None is the module itself."""
     found: set[str | None] = set()
     owners = _owners(constructor)
     for node in ast.walk(constructor):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            continue
-        given, module = _given(node), node.func.value
-        turned_off = len(given) == 1 and isinstance(given[0], ast.Constant) and given[0].value is False
-        if (node.func.attr == "eval" and not given) or (node.func.attr == "train" and turned_off):
-            is_made_here = isinstance(module, ast.Call)
-            found.add(
-                module.attr if isinstance(module, ast.Attribute) else owners.get(id(node), "") if is_made_here else None
-            )
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            given, module = _given(node), node.func.value
+            turned_off = len(given) == 1 and isinstance(given[0], ast.Constant) and given[0].value is False
+            if (node.func.attr == "eval" and not given) or (node.func.attr == "train" and turned_off):
+                own = owners.get(id(node), "") if isinstance(module, ast.Call) else None
+                found.add(module.attr if isinstance(module, ast.Attribute) else own)
     return found

@@ -117,7 +117,7 @@ def test_a_variable_that_is_not_defined_or_changes_between_attempts_is_an_error_
         (brief("repair", parent=None), "'repair' needs a parent"),
         (brief("repair", parent=PASSED), r"attempt 3,.*'passed'.*'improve'"),
         (brief("improve", parent=FAILED), "use role 'repair'"),
-        (brief(parent=PASSED), "got attempt 3 as parent"),
+        (brief(parent=PASSED), "got attempt 3"),
         (brief(target="cuda", device=CPU), r"'cuda'.*'Example CPU'.*'cpu'"),
         (brief(target="triton", versions={"torch": "1.13"}), r"'triton'.* 2\.0 .*1\.13"),
     ],
