@@ -336,7 +336,7 @@ class Decider:
     limit: Callable[[View], str | None] = lambda view: None
 
     def decide(self, view: View, room: int) -> list[PreparedAsk] | Stop:
-        """Decide on at most `room` asks; none to wait; or the end, which counts once nothing is pending."""
+        """Decide on requests for the free slots; none to wait; or the end, which counts once nothing is pending."""
         config = self.config
         reason = steering.near_floor(view, config.near_floor) or self.limit(view)
         if reason := reason or steering.exceeded(config.budget, steering.spent(view, self.prices)):
@@ -369,7 +369,7 @@ class Decider:
         return random.Random(f"{self.config.seed}/{self.problem.name}/{view.next_number}")
 
     def _opened(self, view: View, steps: list[Step], room: int) -> list[PreparedAsk]:
-        """Make the asks of one decision, each with its model, prompt and request."""
+        """Make the requests of one decision, each with its model and prompt."""
         config, rng = self.config, self._rng(view)
         decision = Decision(first=view.next_number, room=room)
         opened: list[PreparedAsk] = []

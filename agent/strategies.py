@@ -2,7 +2,7 @@
 
 Those that ship:
 
-- `best_of`: always from the reference; the ideas come in turn.
+- `best_of`: always from the reference, by one idea after the other.
 - `refine`: a few drafts by different ideas; then best-first: repair what is worth it, else improve the best.
 - `race`: drafts in parallel, each repaired as long as it is worth it, until the first one is correct.
 - `beam`: the few best attempts, each improved by a few ideas, round after round.
@@ -11,8 +11,8 @@ Those that ship:
 - `islands`: separate groups of attempts that now and then take over a neighbour's best.
 - `tree`: a bandit over designs; a design is a first draft with all that descends from it.
 
-Others are found in installed packages by the entry-point group `kernelwright.strategies` (a callable that takes a
-`SearchConfig` and returns a `Strategy`), or in a file of the user's own.
+Others are found in a file of the user's own, or in installed packages by the entry-point group
+`kernelwright.strategies`: a callable that takes a `SearchConfig` and returns a `Strategy`.
 """
 
 import importlib.util
@@ -49,9 +49,9 @@ class Step(NamedTuple):
 
 
 class Strategy(Protocol):
-    """Decides on the next asks. It keeps nothing between calls and looks at no clock, so a run can be resumed.
+    """Decides on the next steps. It keeps nothing between calls and looks at no clock, so a run can be resumed.
 
-    Budgets are not its concern: the engine never asks for more steps than they allow.
+    Budgets are not its concern: the engine never requests more steps than they allow.
     """
 
     def propose(self, view: View, slots: int, rng: random.Random) -> list[Step] | Stop:
@@ -332,7 +332,7 @@ class Pool(Improving):
 
 
 class Elites(Improving):
-    """Half of the steps improve the best of all, half that of a cell drawn at random, so that designs stay apart."""
+    """Half of the steps improve the best of all, half that of a cell drawn at random, so that designs stay distinct."""
 
     def parents(self, view: View, slots: int, rng: random.Random) -> Iterable[Attempt]:
         family = families(view)

@@ -1,4 +1,4 @@
-"""What a device can do, as facts for a prompt: GPUs from `data/devices.toml`, processors from what they report."""
+"""Facts about devices for a prompt: GPUs from `data/devices.toml`, processors from what they report."""
 
 import re
 import tomllib
@@ -69,7 +69,7 @@ def known_devices() -> tuple[str, ...]:
 def cpu_sheet(model_name: str, cores: int, flags: Iterable[str], caches: Mapping[str, int]) -> DeviceSheet:
     """Make the sheet of a processor.
 
-    `cores` are those that the candidate may use, `flags` the features as Linux names them, `caches` the bytes of one
+    `cores`: those that the candidate may use. `flags`: the features as Linux names them. `caches`: the bytes of one
     instance of each level, by name (`L1d`, `L2`, `L3`), smallest first.
     """
     present = set(flags)

@@ -1,4 +1,4 @@
-"""Which ideas and snippets fit a problem, from traits that its reference shows. It is not run.
+"""The choice of ideas and snippets for a problem, by traits that its reference shows. It is not run.
 
 Ideas are named approaches that a step can be asked to try (`data/ideas.toml`). Snippets are parts of the programs in
 `snippets`, which check themselves on a GPU: the text between `// snippet: begin NAME` and `// snippet: end`, word
@@ -29,7 +29,7 @@ COMPUTE = frozenset({"matmul", "convolution", "transposed_convolution", "attenti
 
 
 class When(Record):
-    """Where an idea applies; an empty field always holds."""
+    """Predicates of an idea; an empty field always holds."""
 
     operators: tuple[str, ...] = ()  # names of the table `operators` of `data/ideas.toml`
     bounds: tuple[Bound, ...] = ()

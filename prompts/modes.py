@@ -18,7 +18,7 @@ Values = Mapping[str, object]
 
 
 class Mode(NamedTuple):
-    """How the layers of a reference that depend on it are called; names as the source writes them, each once."""
+    """The mode of a reference and of the layers that depend on it; names as the source writes them, each once."""
 
     is_training: bool = True  # the mode of the module itself
     batch: tuple[str, ...] = ()  # normalisations that take their statistics from the batch and keep running ones too

@@ -123,7 +123,7 @@ def _fault(brief: Brief, without: frozenset[str]) -> str:
 
 
 def continued(prompt: Prompt, reply_text: str) -> Prompt:
-    """Render the prompt that asks, once, to continue a reply that was cut off; a section behind all others."""
+    """Render the one request to continue a reply that was cut off; a section behind all others."""
     tail = "\n".join(reply_text.splitlines()[-CONTINUATION_LINES:])
     text = _environment(None).get_template("continuation.md.j2").render(tail=tail).strip()
     section = Section(name="continuation", text=text, stable=False)

@@ -26,7 +26,7 @@ def best_folder(log: RunLog, problem_name: str) -> Path:
 
 
 def write_best(log: RunLog, problem_name: str) -> Path | None:
-    """Write the best kernel of a problem, the problem and the evidence; None where there is no best.
+    """Write the best kernel of a problem, the problem and the evidence; None where nothing passed.
 
     Then an earlier one, whose re-evaluation failed, is removed. Raises `RunLogError`.
     """

@@ -280,7 +280,7 @@ class Attempt(Asking):
 
     @property
     def counts(self) -> bool:
-        """Tell whether it counts in the budget of attempts: it asks for a candidate."""
+        """Tell whether it counts in the budget of attempts: a candidate was requested."""
         return not self.advises and self.ask.role != "tune"
 
     @property

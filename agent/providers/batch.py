@@ -1,4 +1,4 @@
-"""`batch`: asks stay open in the run's log until they are sent together as a batch.
+"""`batch`: requests stay open in the run's log until they are sent together as a batch.
 
 They are exported as OpenAI batch files, whose lines have the request's digest as `custom_id`; or sent to a service,
 OpenAI's or another with `/files` and `/batches`. A note of batches that were sent is in the run's folder. Where it was

@@ -1,8 +1,8 @@
 """`files`: a folder of tasks and answers that a person or a coding agent fills.
 
 Each request is a file `PROBLEM-DIGEST.task.md`, the prompt word for word; its answer is `PROBLEM-DIGEST.answer.md` next
-to it, as a model would reply. A missing answer ends the search with a sentence; a resumed run asks the same again, and
-finds the answers written meanwhile.
+to it, as a model would reply. A missing answer ends the search with a sentence; a resumed run sends the same request,
+and finds the answers written meanwhile.
 """
 
 from pathlib import Path
