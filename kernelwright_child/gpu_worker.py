@@ -91,6 +91,7 @@ class OnDevice:
         """Fix the precision and move the model, weights and all; return torch's switches. After `weights`, if any."""
         assert self.worker.model is not None
         switches = fix_precision(message["precision"])
+        self.worker.device = "cuda"
         self.worker.model.to("cuda")
         torch.cuda.synchronize()
         return {"switches": switches}

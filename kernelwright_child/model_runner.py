@@ -36,6 +36,8 @@ class ModelRunner:
         self.constructor: Callable[[], Any] = torch.nn.Module
         """Makes a model of the loaded entry with the given arguments."""
         self.dtype: str | None = None
+        self.device: str | None = None
+        """The device of the model; None for a processor."""
         self.earlier: list[torch.nn.Module | None] = []
         """Replaced models, kept alive so that no other takes their place in memory."""
         self.follows: list[tuple[int, str]] = []
@@ -83,14 +85,13 @@ class ModelRunner:
 
         `vary`: draw the constants of torch's layers.
         """
-        is_on_device = self.model is not None and any(value.is_cuda for value in self.model.state_dict().values())
         if seed is not None:
             torch.manual_seed(seed)
         with constants_drawn() if vary else nullcontext():
             model = self.constructor()
         cast_model(model, self.dtype)
         state: dict[str, torch.Tensor] = dict(model.state_dict())
-        self.model = self.run = model.to("cuda") if is_on_device else model
+        self.model = self.run = model if self.device is None else model.to(self.device)
         return state
 
     def construct_seeded(self, message: Message, fds: list[int]) -> Message:

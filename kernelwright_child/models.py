@@ -110,18 +110,10 @@ def differentiate(run: Callable[..., Any], weights: Weights, values: Any) -> Any
     roots = [tensor for tensor in flat if tensor.is_floating_point()]
     torch.autograd.backward(roots, gradients)
     return {
-        "outputs": _detached(outputs),
+        "outputs": tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, outputs),
         "inputs": [value.grad if isinstance(value, torch.Tensor) else None for value in inputs],
         "weights": [None if w is None or w.grad is None else w.grad.reshape(shape) for w, shape in weights],
     }
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    if isinstance(value, list | tuple):
-        return (list if isinstance(value, list) else tuple)(map(_detached, value))
-    return {key: _detached(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def fix_precision(policy: str) -> dict[str, Any]:

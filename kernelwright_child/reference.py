@@ -66,6 +66,7 @@ class Reference(ModelRunner):
         return super().handlers() | {
             "plan": self.plan,
             "construct again": self.construct_again,
+            "held weights": self.held_weights,
             "draw": self.draw,
             "trace": self.trace,
             "changes": self.changes,
@@ -149,16 +150,9 @@ class Reference(ModelRunner):
         found = max(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"])
         return {"made": counters["inductor"]["fxgraph_cache_miss"], "found": found}
 
-    def weights(self, message: Message, fds: list[int]) -> Message:
-        """Take other weights; return them as the model holds them, which differs where two share their memory.
-
-        On a device nothing is returned, since the judge could not read it.
-        """
-        super().weights(message, fds)
-        held = dict(self.model.state_dict())
-        if any(tensor.is_cuda for tensor in held.values()):
-            return {}
-        self.drawn = held
+    def held_weights(self, message: Message, fds: list[int]) -> Message:
+        """Return the weights as the model holds them, which differ from given ones where two share their memory."""
+        self.drawn = dict(self.model.state_dict())
         return place(self.drawn)
 
     def draw(self, message: Message, fds: list[int]) -> Message:

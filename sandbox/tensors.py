@@ -114,11 +114,11 @@ class RawTensor(NamedTuple):
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "RawTensor":
         """Return the bytes of a tensor, made contiguous, on its own device."""
-        tensor = tensor.detach()
+        tensor, on_device = tensor.detach(), tensor.is_cuda
         name, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-        if tensor.is_cuda or tensor.is_contiguous():
+        if on_device or tensor.is_contiguous():
             flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-            return cls(name, shape, DeviceBytes(flat) if tensor.is_cuda else bytearray(flat.numpy().data))
+            return cls(name, shape, DeviceBytes(flat) if on_device else bytearray(flat.numpy().data))
         data = bytearray(tensor.numel() * tensor.element_size())
         torch.frombuffer(data, dtype=tensor.dtype).view(shape).copy_(tensor)
         return cls(name, shape, data)

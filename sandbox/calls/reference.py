@@ -154,16 +154,16 @@ class ReferenceSession:
         self.weight_names = [name for name, _ in weights["d"]]
         self.weights = alone(weights, made)
         if self.form.changed_weights and self.weights.tensors:
-            self.weights = self._session.fetch(self._take(self._other_weights()))
+            self._take(self._other_weights())
+            self.weights = self._session.fetch(self._session.ask({"op": "held weights"}, limit))
 
     def _other_weights(self) -> Values:
         other = changed(self.weight_names, self.weights.tensors, self.changing, fresh_seed())
         return Values(self.weights.tree, tuple(other))
 
-    def _take(self, weights: Values) -> dict[str, Any]:
-        """Set the model's weights; return their description as the model holds them."""
+    def _take(self, weights: Values) -> None:
         question = {"op": "weights", "names": self.weight_names}
-        return self._session.ask(question, self.settings.start_timeout_s, weights)
+        self._session.ask(question, self.settings.start_timeout_s, weights)
 
     @contextmanager
     def reweighted(self) -> Iterator[Values]:

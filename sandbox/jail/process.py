@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from kernelwright.sandbox.jail.bubblewrap import namespaces
 from kernelwright.sandbox.jail.layers import Jail, Kind, jail_for
@@ -58,16 +58,7 @@ class ChildSpec(NamedTuple):
         return f"kernelwright_child.{self.kind}"
 
 
-class Root(Protocol):
-    """The first process of a tree. It ends when the complete tree has ended."""
-
-    def wait(self, timeout: float | None = None) -> object:
-        """Wait until it has ended; raises `subprocess.TimeoutExpired`."""
-
-    def kill(self) -> None: ...
-
-
-def spawn(order: ChildSpec, ends: Ends) -> Root:
+def spawn(order: ChildSpec, ends: Ends) -> "StartedSupervisor":
     """Start a new interpreter with supervisor and child. Raises `OSError`."""
     command = order.jail.command(["-m", order.module, str(ends.channel)], ends.lifeline, ends.status)
     cores = os.sched_getaffinity(0)
@@ -79,7 +70,7 @@ def spawn(order: ChildSpec, ends: Ends) -> Root:
         os.sched_setaffinity(0, cores)
 
 
-def fork(order: ChildSpec, ends: Ends, zygote: Zygote) -> Root:
+def fork(order: ChildSpec, ends: Ends, zygote: Zygote) -> "StartedSupervisor | ForkedSupervisor":
     """Let the zygote fork the child; with namespaces, into those of the child's own supervisor.
 
     Raises `ZygoteGone` and `OSError`. Nothing waits for the zygote: its failure shows when no greeting comes.
@@ -110,7 +101,7 @@ def fork(order: ChildSpec, ends: Ends, zygote: Zygote) -> Root:
         theirs.close()
 
 
-def _run(command: list[str], order: ChildSpec, ends: Ends, fds: Sequence[int]) -> Root:
+def _run(command: list[str], order: ChildSpec, ends: Ends, fds: Sequence[int]) -> "StartedSupervisor":
     started = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -125,13 +116,14 @@ def _run(command: list[str], order: ChildSpec, ends: Ends, fds: Sequence[int]) -
 
 
 class StartedSupervisor:
-    """A supervisor that is a child of this process. Python's own wait with a timeout polls only every 50 ms."""
+    """A supervisor that is a child of this process, the first of its tree and the last to end."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self.pid = process.pid
 
     def wait(self, timeout: float | None = None) -> None:
+        """Wait for its end; raises `subprocess.TimeoutExpired`. Python's own wait polls only every 50 ms."""
         if self._process.returncode is None and timeout is not None:
             fd = os.pidfd_open(self.pid)
             try:
@@ -297,7 +289,7 @@ class Child:
             with contextlib.ExitStack() as theirs:
                 ends, lifeline = self._open(ours, theirs)
                 order = ChildSpec(kind, self._jail, folder.environment(settings.threads, steady=kind != "builder"))
-                self._root: Root = fork(order, ends, zygote) if zygote else spawn(order, ends)
+                self._root = fork(order, ends, zygote) if zygote else spawn(order, ends)
             ours.pop_all()
         self._lifeline = lifeline
         self.layers = self._jail.layers
