@@ -339,6 +339,16 @@ class Described(BaseModel):
     """In elements."""
     address: int = Field(ge=0, lt=2**63)
 
+    @property
+    def extent(self) -> int:
+        """Elements of memory from the first to the last."""
+        return 0 if 0 in self.shape else _span(self.shape, self.stride)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the copied memory, or of the result where elements repeat."""
+        return max(self.extent, math.prod(self.shape)) * int(getattr(torch, self.dtype).itemsize)
+
 
 def read_tensors(pid: int, claims: list[Any], limit_bytes: int) -> tuple[RawTensor, ...]:
     """Read the values at the claimed places, made contiguous.
@@ -347,7 +357,7 @@ def read_tensors(pid: int, claims: list[Any], limit_bytes: int) -> tuple[RawTens
     more than `limit_bytes`.
     """
     places = [_place(claim) for claim in claims]
-    if sum(map(_cost, places)) > limit_bytes:
+    if sum(place.bytes for place in places) > limit_bytes:
         shapes = ", ".join(str(place.shape) for place in places[:SHOWN])
         raise MemoryReadError(f"a result of shapes {shapes} spans more than {limit_bytes} bytes")
     return tuple(_read(pid, place) for place in places)
@@ -386,17 +396,8 @@ def _span(shape: list[int], stride: list[int]) -> int:
     return 1 + sum((max(1, size) - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
-def _extent(place: Described) -> int:
-    return 0 if 0 in place.shape else _span(place.shape, place.stride)
-
-
-def _cost(place: Described) -> int:
-    """Return the bytes of reading: of the copied memory, or of the result where elements repeat."""
-    return max(_extent(place), math.prod(place.shape)) * int(getattr(torch, place.dtype).itemsize)
-
-
 def _read(pid: int, place: Described) -> RawTensor:
-    shape, extent = tuple(place.shape), _extent(place)
+    shape, extent = tuple(place.shape), place.extent
     if not extent:
         return RawTensor(place.dtype, shape, bytearray())
     dtype = getattr(torch, place.dtype)
@@ -478,7 +479,14 @@ class SharedMemory:
     def changed(self, tensors: Sequence[RawTensor]) -> list[int]:
         """Return the indices of tensors whose bytes differ from these."""
         places = enumerate(zip(tensors, self._offsets, self._sizes, strict=True))
-        return [index for index, (raw, *place) in places if _differs(self._memory, raw.on_host, *place)]
+        return [index for index, (raw, *place) in places if self._differs(raw.on_host, *place)]
+
+    def _differs(self, data: bytearray, offset: int, size: int) -> bool:
+        if not size:
+            return False
+        # Compare in place, since a slice of a mapping would be a copy.
+        mine, theirs = ctypes.c_char.from_buffer(self._memory, offset), ctypes.c_char.from_buffer(data)
+        return bool(_libc.memcmp(ctypes.byref(mine), ctypes.byref(theirs), ctypes.c_size_t(size)))
 
     def taken(self, index: int) -> RawTensor:
         """Return a copy of a tensor's present bytes."""
@@ -489,11 +497,3 @@ class SharedMemory:
         """Free the memory; children that map it keep their own reference until they end."""
         self._memory.close()
         os.close(self.fd)
-
-
-def _differs(memory: mmap.mmap, data: bytearray, offset: int, size: int) -> bool:
-    """Compare in place, since a slice of a mapping would be a copy."""
-    if not size:
-        return False
-    mine, theirs = ctypes.c_char.from_buffer(memory, offset), ctypes.c_char.from_buffer(data)
-    return bool(_libc.memcmp(ctypes.byref(mine), ctypes.byref(theirs), ctypes.c_size_t(size)))

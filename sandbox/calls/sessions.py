@@ -394,15 +394,11 @@ class Session:
         It can stop itself again, and may have slowed others, worked on the next inputs or changed the last result. Call
         this wherever correctness depends on the stop.
         """
-        if self._cpu_ms_at_stop is None or not self._checks_idleness:
+        if self._cpu_ms_at_stop is None or self._kind != "worker" or not self._watches("idle_witness"):
             return
         used_ms = self._cpu_ms() - self._cpu_ms_at_stop
         if used_ms > (IDLE_MS if REPORTS_SYSCALLS else LEAVING_MS):
             raise Misbehaved(f"the candidate ran while it was stopped, for {used_ms:.3f} ms")
-
-    @property
-    def _checks_idleness(self) -> bool:
-        return self._kind == "worker" and self._watches("idle_witness") and self._watches("standing_still")
 
     def _cpu_ms(self) -> float:
         return self._child.cpu_ms() if self._child.pid else 0.0

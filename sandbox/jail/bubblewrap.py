@@ -148,7 +148,9 @@ def _view(writable: Iterable[str], read_only: Iterable[str], gpu: bool) -> list[
     shown = [path for path in needed_paths() if path not in links]
     words = ["--size", str(2**20), "--tmpfs", "/"]
     words += ["--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp"]
-    for folder in _parents([*shown, *read_only, *writable]):
+    bound = {*shown, *read_only, *writable}
+    parents = {parent for path in bound for parent in Path(path).parents} - {Path("/"), Path("/tmp"), *map(Path, bound)}
+    for folder in sorted(str(path) for path in parents if bound.isdisjoint(map(str, path.parents))):
         # By default bubblewrap makes them accessible to root alone, and the child is not root.
         words += ["--perms", "0755", "--dir", folder]
     words += [word for path, target in links.items() for word in ("--symlink", target, path)]
@@ -160,13 +162,6 @@ def _view(writable: Iterable[str], read_only: Iterable[str], gpu: bool) -> list[
     words += [word for path in read_only for word in ("--ro-bind", path, path)]
     words += [word for path in writable for word in ("--bind", path, path)]
     return [*words, "--remount-ro", "/", "--remount-ro", "/dev", "--chdir", "/tmp"]
-
-
-def _parents(paths: Iterable[str]) -> list[str]:
-    """Return all folders above these paths, outermost first; none inside one of them, which brings its own."""
-    whole = set(paths)
-    found = {parent for path in whole for parent in Path(path).parents} - {Path("/"), Path("/tmp"), *map(Path, whole)}
-    return sorted(str(path) for path in found if whole.isdisjoint(map(str, path.parents)))
 
 
 def gpu_nodes() -> Iterator[str]:

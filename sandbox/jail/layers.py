@@ -34,8 +34,11 @@ def unused_user() -> int | None:
     for numbers in RANGES:
         for _ in range(TRIES):
             number = numbers[secrets.randbelow(len(numbers))]
-            if _is_mapped(number) and not _has_account(number):
-                return number
+            if _is_mapped(number):
+                try:
+                    pwd.getpwuid(number)
+                except KeyError:
+                    return number
     return NOBODY if _is_mapped(NOBODY) else None
 
 
@@ -43,14 +46,6 @@ def _is_mapped(number: int) -> bool:
     tables = [Path(f"/proc/self/{kind}_map").read_text().splitlines() for kind in ("uid", "gid")]
     lines = [[tuple(map(int, line.split())) for line in table] for table in tables]
     return all(any(start <= number < start + count for start, _, count in table) for table in lines)
-
-
-def _has_account(number: int) -> bool:
-    try:
-        pwd.getpwuid(number)
-    except KeyError:
-        return False
-    return True
 
 
 Kind = Literal["builder", "worker", "reference"]
@@ -105,15 +100,9 @@ class Jail(NamedTuple):
 
     def command(self, inner: Sequence[str], lifeline: int, status: int) -> list[str]:
         """Return the command line for a child that runs `inner`; see `kernelwright_child.supervisor`."""
-        return self._supervised(inner, lifeline, status, self.fds)
-
-    def guard(self, meeting: int, lifeline: int, status: int) -> list[str]:
-        """Return the command line for a fork of the zygote, which has entered the control groups already."""
-        return self._supervised(["-f", str(meeting)], lifeline, status, ())
-
-    def _supervised(self, inner: Sequence[str], lifeline: int, status: int, groups: Sequence[int]) -> list[str]:
-        plan = marshal.dumps(self.plan).hex()
+        groups = () if inner[0] == "-f" else self.fds  # a fork of the zygote has entered them already
         numbers = [",".join(map(str, groups)), str(lifeline), str(status)]
+        plan = marshal.dumps(self.plan).hex()
         return [*self.prefix, sys.executable, "-I", "-S", "-c", START, *numbers, plan, *inner]
 
     def members(self) -> list[int] | None:

@@ -52,10 +52,8 @@ class ChildSpec(NamedTuple):
     kind: Kind
     jail: Jail
     environment: dict[str, str]
-
-    @property
-    def module(self) -> str:
-        return f"kernelwright_child.{self.kind}"
+    module: str
+    """The module of `kernelwright_child` whose `main` runs in the child."""
 
 
 def spawn(order: ChildSpec, ends: Ends) -> "StartedSupervisor":
@@ -95,7 +93,8 @@ def fork(order: ChildSpec, ends: Ends, zygote: Zygote) -> "StartedSupervisor | F
         # A process that enters a user namespace has all capabilities there until it drops them.
         order_to_enter = message | {"plan": plan | {"drop": True}, "namespaces": namespaces()}
         zygote.order(order_to_enter, (theirs.fileno(), ends.channel, ends.output, *jail.fds))
-        return _run(jail.guard(ours.fileno(), ends.lifeline, ends.status), order, ends, (ours.fileno(),))
+        command = jail.command(["-f", str(ours.fileno())], ends.lifeline, ends.status)
+        return _run(command, order, ends, (ours.fileno(),))
     finally:
         ours.close()
         theirs.close()
@@ -168,24 +167,12 @@ class ForkedSupervisor:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-class Starter:
-    """The process outside the namespaces that forked the child inside; it ends soon after the child."""
+class Starter(NamedTuple):
+    """The fork of the zygote outside the namespaces that forked the child inside; it ends soon after the child."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._fd = os.pidfd_open(pid)
-
-    def wait(self) -> None:
-        _readable(self._fd, LEAVING_S)
-        os.close(self._fd)
-
-
-def _starter_of(child: int, zygote: Zygote | None) -> Starter | None:
-    """Return the parent of a child, where it is a fork of this zygote; None for a spawned child."""
-    if zygote is None:
-        return None
-    parent = _parent(child)
-    return Starter(parent) if parent and _parent(parent) == zygote.pid else None
+    pid: int
+    fd: int
+    """A descriptor of the process."""
 
 
 def _parent(pid: int) -> int:
@@ -207,12 +194,12 @@ SCHEDULED_CLOCK = 2
 
 
 def _has_stopped(pid: int) -> bool:
-    """Check that every thread is stopped and off its core; true too for a process that has ended."""
+    """Check that every thread is stopped and off its core, or has ended."""
     try:
         tasks = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
     except OSError:
         return True
-    return all(_rests(f"/proc/{pid}/task/{task}") for task in tasks)
+    return all(_is_off_core(f"/proc/{pid}/task/{task}") for task in tasks)
 
 
 def _wants_a_core(pid: int) -> bool:
@@ -222,22 +209,16 @@ def _wants_a_core(pid: int) -> bool:
     return False
 
 
-def _rests(task: str) -> bool:
+def _is_off_core(task: str) -> bool:
     """Check that a thread is stopped and off its core, or has ended.
 
     Its state is "stopped" shortly before it leaves the core, and others may delay that. The kernel reports a thread's
     system call only once it has left.
     """
     try:
-        state = _state(task)
-    except OSError:
-        return True
-    if state in ENDED:
-        return True
-    if state not in STOPPED:
-        return False
-    try:
-        return not REPORTS_SYSCALLS or _read(f"{task}/syscall") != ON_A_CORE
+        if (state := _state(task)) in ENDED:
+            return True
+        return state in STOPPED and (not REPORTS_SYSCALLS or _read(f"{task}/syscall") != ON_A_CORE)
     except OSError:  # it has ended, or closed itself to the judge: then its result cannot be read either
         return True
 
@@ -288,7 +269,8 @@ class Child:
             ours.callback(self._jail.close)
             with contextlib.ExitStack() as theirs:
                 ends, lifeline = self._open(ours, theirs)
-                order = ChildSpec(kind, self._jail, folder.environment(settings.threads, steady=kind != "builder"))
+                environment = folder.environment(settings.threads, steady=kind != "builder")
+                order = ChildSpec(kind, self._jail, environment, f"kernelwright_child.{kind}")
                 self._root = fork(order, ends, zygote) if zygote else spawn(order, ends)
             ours.pop_all()
         self._lifeline = lifeline
@@ -360,7 +342,9 @@ class Child:
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
                 self.pid = CREDENTIALS.unpack(content)[0]
-        self._starter = _starter_of(self.pid, self._zygote)
+        parent = _parent(self.pid) if self._zygote else 0
+        if self._zygote and parent and _parent(parent) == self._zygote.pid:
+            self._starter = Starter(parent, os.pidfd_open(parent))
         if self.pid not in self._tree():
             raise ChildGone("the first word came from a process that is not the child's")
         # Nothing of the candidate has run: all these processes are the jail's.
@@ -469,7 +453,8 @@ class Child:
         kind, _, what = self.ending.partition(" ")
         if kind == "signal":
             why = ": out of memory" if self._jail.ran_out_of_memory() else ""
-            return f" (killed by {_signal_name(int(what))}{why})"
+            names = {number.value: number.name for number in signal.Signals}
+            return f" (killed by {names.get(int(what), self.ending)}{why})"
         if kind == "limit":
             return " (it filled the disk)" if what == "disk" else f" (its {what} grew above the limit)"
         return f" (exit code {what})" if kind == "exit" else ""
@@ -505,13 +490,7 @@ class Child:
             self._root.kill()
             self._root.wait()
         if self._starter:
-            self._starter.wait()
+            _readable(self._starter.fd, LEAVING_S)
+            os.close(self._starter.fd)
         os.close(self._status)
         self._jail.close()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

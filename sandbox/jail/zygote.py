@@ -186,7 +186,11 @@ class Zygotes:
             return None
         cores = tuple(sorted(os.sched_getaffinity(0)))
         imports = () if imports in self._unfit else imports
-        form = ZygoteKey(tuple(sorted(environment.items())), cores, _torch_identity(), imports)
+        torch: tuple[int, ...] = ()
+        with contextlib.suppress(OSError):
+            found_torch = os.stat(_torch_version_file())  # noqa: PTH116 - done for every child
+            torch = found_torch.st_ino, found_torch.st_size, found_torch.st_mtime_ns
+        form = ZygoteKey(tuple(sorted(environment.items())), cores, torch, imports)
         with self._lock:
             found = self._found.pop(form, None)
             if found is not None and imports and found.is_unfit:
@@ -278,14 +282,6 @@ def private_bytes(pid: int) -> int:
     except OSError:
         return 0
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
-
-
-def _torch_identity() -> tuple[int, ...]:
-    try:
-        found = os.stat(_torch_version_file())  # noqa: PTH116 - done for every child
-    except OSError:
-        return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @cache
