@@ -2,22 +2,50 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from kernelwright.agent.log.events import RunLogError
-from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.problems import Problem
 from kernelwright.problems.formats.reading import write_problem
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.report import DOUBTS, OLDER_CLOCKS, report, timings
-from kernelwright.sandbox.verdict.verdicts import Passed, Verdict
+from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
 
 FILES = ("candidate.py", "verdict.json", "README.md")  # the files of the folder, the kernel first
 PROBLEM = "problem"
 """The folder within that holds the problem; its reference alone would not be enough to judge the kernel."""
+README = """# {title}
+
+The best kernel for problem `{name}` (size `{size}`){made_by}.{note}
+
+Measured on {device}{how}; every timed output was checked:
+
+```
+{timings}
+```
+{doubts}
+- `candidate.py`: the kernel, as class `ModelNew`; needs nothing else from here.
+- `problem/`: the PyTorch program that it replaces, `reference.py`, and the rules that it was judged by.
+- `verdict.json`: the judge's report with every raw sample.
+{use}
+Judge it again, here or on another machine:
+
+```
+{again}
+```
+"""
+USE = """- `use.py`: puts the kernel into a model; run by itself it tries the kernel once:
+
+```
+from use import load, replace
+replace(my_model, "name.of.the.submodule", load())
+```
+"""
 JUDGE_AGAIN = f"kernelwright judge ./{PROBLEM} candidate.py"  # the command to run in the folder, with `device_option`
 
 
@@ -31,71 +59,75 @@ def write_best(log: RunLog, problem_name: str) -> Path | None:
     Then an earlier one, whose re-evaluation failed, is removed. Raises `RunLogError`.
     """
     folder = best_folder(log, problem_name)
-    texts = _texts(log, problem_name)
+    best = fold(problem_name, log.events(problem_name)).best
     try:
-        if texts is None:
-            for name in FILES:  # the kernel first; other files in the folder stay
-                (folder / name).unlink(missing_ok=True)
-            shutil.rmtree(folder / PROBLEM, ignore_errors=True)
-            with suppress(OSError):  # there is none, or other files are in it
-                folder.rmdir()
+        if best is None:
+            clear(folder)
+            with suppress(OSError):
                 folder.parent.rmdir()
             return None
-        write_problem(folder / PROBLEM, log.problem(problem_name))
-        for name, text in texts.items():
-            write_atomically(folder / name, text)
+        assert isinstance(best.ruling, Passed) and best.candidate is not None, "only a candidate that passed is ranked"
+        facts = {
+            "run": log.header.run_id,
+            "attempt": best.number,
+            "confirmed": best.confirmed is not None,
+            "model": best.reply.model if best.reply else None,
+            "device": log.header.device,
+        }
+        note = best.reply.note if best.reply else ""
+        candidate = Candidate(source=log.text(best.candidate.digest), language=best.candidate.language)
+        write_kernel(folder, KeptKernel(log.problem(problem_name), candidate, best.ruling, facts, note))
     except OSError as error:
         why = f"cannot write to {folder} ({error.strerror})"
         raise RunLogError(f"{why}; the run itself is safe: make room or check permissions") from error
     return folder
 
 
-def _texts(log: RunLog, problem_name: str) -> dict[str, str] | None:
-    problem = log.problem(problem_name)
-    best = fold(problem_name, log.events(problem_name)).best
-    if best is None:
-        return None
-    verdict, found = best.ruling, best.candidate
-    assert isinstance(verdict, Passed) and found is not None, "only a candidate that passed is ranked"
-    evidence = report(verdict) | {
-        "problem": problem.name,
-        "problem_digest": problem.digest,
-        "candidate_digest": found.digest,
-        "run": log.header.run_id,
-        "attempt": best.number,
-        "confirmed": best.confirmed is not None,
-        "model": best.reply.model if best.reply else None,
-        "device": log.header.device,
+class KeptKernel(NamedTuple):
+    problem: Problem
+    candidate: Candidate
+    verdict: Passed
+    facts: Mapping[str, object]
+    """The device, and of a run `run`, `attempt`, `model` and `confirmed`."""
+    note: str = ""
+
+
+def write_kernel(folder: Path, kernel: KeptKernel, use: str = "") -> None:
+    """Write a kernel, its problem, `verdict.json` and a README; `use` is the text of `use.py`. Raises `OSError`."""
+    problem, candidate, verdict, facts, note = kernel
+    write_problem(folder / PROBLEM, problem)
+    about = {"problem": problem.name, "problem_digest": problem.digest, "candidate_digest": candidate.digest}
+    made_by = f"attempt {facts['attempt']} of run `{facts['run']}`, by `{facts['model']}`" if "run" in facts else ""
+    readme = README.format(
+        title=problem.title,
+        name=problem.name,
+        size=problem.size,
+        made_by=f": {made_by}" if made_by else "",
+        note=f"\n\n{note.rstrip('. ')}." if note else "",
+        device=facts["device"],
+        how=" by a second judge, in new processes and with new seeds" if facts.get("confirmed") else "",
+        timings=timings(verdict),
+        doubts=_doubts(verdict),
+        use=USE if use else "",
+        again=JUDGE_AGAIN + device_option(verdict),
+    )
+    evidence = report(verdict) | about | dict(facts)
+    texts = {
+        "candidate.py": candidate.source,
+        "verdict.json": json.dumps(evidence, indent=2) + "\n",
+        "README.md": readme,
     }
-    texts = log.text(found.digest), json.dumps(evidence, indent=2) + "\n", _readme(log, problem, best, verdict)
-    return dict(zip(FILES, texts, strict=True))
+    for name, text in (texts | ({"use.py": use} if use else {})).items():
+        write_atomically(folder / name, text)
 
 
-def _readme(log: RunLog, problem: Problem, best: Attempt, verdict: Passed) -> str:
-    model = best.reply.model if best.reply else best.ask.model
-    note = f"\n\n{best.reply.note.rstrip('. ')}." if best.reply and best.reply.note else ""
-    how = " by a second judge, in new processes and with new seeds" if best.confirmed else ""
-    return f"""# {problem.title}
-
-The best kernel that run `{log.header.run_id}` found for problem `{problem.name}` (size `{problem.size}`): attempt
-{best.number}, by `{model}`.{note}
-
-Measured on {log.header.device}{how}; every timed output was checked:
-
-```
-{timings(verdict)}
-```
-{_doubts(verdict)}
-- `candidate.py`: the kernel, as class `ModelNew`; needs nothing else from here.
-- `problem/`: the PyTorch program that it replaces, `reference.py`, and the rules that it was judged by.
-- `verdict.json`: the judge's report with every raw sample.
-
-Judge it again, here or on another machine:
-
-```
-{JUDGE_AGAIN}{device_option(verdict)}
-```
-"""
+def clear(folder: Path, *more: str) -> None:
+    """Remove the files of `write_kernel`, the kernel first; other files in the folder stay."""
+    for name in (*FILES, *more):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / PROBLEM, ignore_errors=True)
+    with suppress(OSError):  # there is none, or it holds files of others
+        folder.rmdir()
 
 
 def device_option(verdict: Verdict | None) -> str:

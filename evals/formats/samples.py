@@ -6,29 +6,27 @@ Hugging Face reads as a data set. A folder of `write_best` can be used and check
 
 import json
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import AwareDatetime
 
-from kernelwright.agent.log.best import JUDGE_AGAIN, PROBLEM, device_option
+from kernelwright.agent.log.best import FILES, KeptKernel, clear, write_kernel
 from kernelwright.agent.log.records import Attempt, ranked, standing_of
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.evals.verdict_store import devices_of, is_score, log_of
+from kernelwright.evals.verdict_store import devices_of, is_score, log_of, source_digest
 from kernelwright.problems import Problem
-from kernelwright.problems.formats.reading import safe_name, write_problem
+from kernelwright.problems.formats.reading import safe_name
 from kernelwright.problems.problem import Record, library
 from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.storage import write_atomically
-from kernelwright.sandbox.verdict.report import DOUBTS, LAUNCH_BOUND, USUAL, others_of, report, speedup_words
+from kernelwright.sandbox.verdict.report import USUAL, report
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
 
-TEMPLATES = Path(__file__).parents[1] / "templates"
+TEMPLATES, USE = Path(__file__).parents[1] / "templates", "use.py.txt"
 BENCH_ID = re.compile(r"level(\d+)/(\d+)")
 SAMPLE_NUMBER = re.compile(r"sample_(\d+)(?=[_.][^/]*$)")
 
@@ -259,61 +257,17 @@ def write_best(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
     best = best_of(outcomes)
     for outcome in outcomes:
         if outcome.problem.name not in best:
-            _remove_stale(folder / safe_name(outcome.problem.name), outcome)
+            stale = folder / safe_name(outcome.problem.name)
+            with suppress(OSError):
+                if source_digest((stale / FILES[0]).read_text("utf-8")) == outcome.sample.candidate.digest:
+                    clear(stale, "use.py")
     return [write_kept(folder / safe_name(name), outcome) for name, outcome in best.items()]
-
-
-def _remove_stale(folder: Path, refused: Outcome) -> None:
-    kernel = folder / "candidate.py"
-    if not kernel.is_file() or sha256(kernel.read_bytes()).hexdigest() != refused.sample.candidate.digest:
-        return
-    for name in ("candidate.py", "verdict.json", "use.py", "README.md"):
-        (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / PROBLEM, ignore_errors=True)
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def write_kept(folder: Path, outcome: Outcome) -> Path:
     assert isinstance(outcome.verdict, Passed), "only what passed is kept"
     folder.mkdir(parents=True, exist_ok=True)
-    write_problem(folder / PROBLEM, outcome.problem)
-    facts = outcome.facts or {}
-    about = {"problem": outcome.problem.name, "problem_digest": outcome.problem.digest}
-    about |= {"candidate_digest": outcome.sample.candidate.digest, "device": outcome.device}
-    texts = {
-        "candidate.py": outcome.sample.candidate.source,
-        "verdict.json": json.dumps(report(outcome.verdict) | about | facts, indent=2) + "\n",
-        "use.py": (TEMPLATES / "use.py.txt").read_text(encoding="utf-8"),
-        "README.md": _readme(outcome, outcome.verdict, facts),
-    }
-    for name, text in texts.items():
-        write_atomically(folder / name, text)
+    facts = {"device": outcome.device} | (outcome.facts or {})
+    use = (TEMPLATES / USE).read_text(encoding="utf-8")
+    write_kernel(folder, KeptKernel(outcome.problem, outcome.sample.candidate, outcome.verdict, facts), use)
     return folder
-
-
-def _readme(outcome: Outcome, verdict: Passed, facts: dict[str, object]) -> str:
-    measurement = verdict.measurement
-    doubts = DOUBTS.get(measurement.comparison, ""), LAUNCH_BOUND if measurement.is_launch_bound else ""
-    return (
-        (TEMPLATES / "kept.md")
-        .read_text(encoding="utf-8")
-        .format(
-            title=outcome.problem.title,
-            name=outcome.problem.name,
-            run=facts.get("run", "?"),
-            attempt=facts.get("attempt", "?"),
-            model=facts.get("model", "?"),
-            speedup=speedup_words(verdict),
-            against=measurement.closest.baseline,
-            others=others_of(measurement),
-            clock=measurement.timing_clock,
-            doubts="".join(f"\n- {line}" for line in doubts if line),
-            baselines=", ".join(f"{name} {ms:.4g} ms" for name, ms in measurement.baselines_ms.items()),
-            candidate_ms=measurement.candidate_ms,
-            device=outcome.device,
-            how=", measured by a second judge, in new processes and with new seeds" if facts.get("confirmed") else "",
-            judge_again=JUDGE_AGAIN + device_option(verdict),
-            versions=", ".join(f"{name} {version}" for name, version in verdict.evidence.versions.items()),
-        )
-    )

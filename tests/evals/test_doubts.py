@@ -52,7 +52,7 @@ def test_each_table_and_file_marks_it(log, kind, tmp_path):
     ]  # fmt: skip
     assert all(MARKS[kind] in text and "[4.00, 4.00]" in text for text in texts)
     for folder in (write_best(log, "one"), write_kept(tmp_path / "kept", found)):
-        said = DOUBTS.get(kind) or ("older clock" if folder.parent.name == "best" else "clock `events`")
+        said = DOUBTS.get(kind, "older clock")
         assert said.lower() in (folder / "README.md").read_text().lower()
     clock = view.best.ruling.measurement.timing_clock
     for row in (*summary_rows([view], log.folder), row_of(found)):

@@ -143,7 +143,7 @@ class Told:
 
     def exported_readme(self):
         samples.write_best(self.folder, self.outcomes)
-        return self._readme(self.folder / self.name, r"- ([\d.]+) x ")
+        return self._readme(self.folder / self.name, r"speedup against eager: ([\d.]+) ")
 
     def rows(self):
         right = [row for row in map(samples.row_of, self.outcomes) if row["outcome"] == "passed"]
