@@ -14,7 +14,7 @@ from kernelwright.problems.problem import LibraryMissing
 from kernelwright.terminal import DONE, MACHINE_LACKS, UserMistake, json_option, note
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.service.store import PlaceName
+    from kernelwright.sandbox.service.store import DeviceKind
 
 
 def serve(
@@ -82,7 +82,7 @@ def serve(
     )
 
 
-def _places(device: str | None, executor: str) -> "tuple[PlaceName, ...]":
+def _places(device: str | None, executor: str) -> "tuple[DeviceKind, ...]":
     if device not in (None, "cpu", "cuda"):
         raise UserMistake(f"--device is {device!r}; give cpu or cuda")
     if executor != "local" and device is None:

@@ -288,7 +288,7 @@ class RemoteExecutor:
     """See `Executor`. Its devices are places in the service's queue, under the conditions of its devices."""
 
     builders: int
-    takes_turns = False
+    alternates = False
 
     def __init__(self, settings: Settings, server: str) -> None:
         """Raises `ExecutorError` for settings that are the service's own to choose, and for a wrong address."""

@@ -31,7 +31,7 @@ from kernelwright.sandbox.verdict.verdicts import Verdict
 
 KEPT = 4
 """Problems whose reference children a worker keeps; the one that was asked for longest ago is ended first."""
-LOOK = 64
+CONSIDERED = 64
 """Problems considered for one decision, the longest waiting first, so that thousands cost no more."""
 PATIENCE_S = 120.0
 """Work that has waited longer goes first, on any device."""
@@ -79,7 +79,7 @@ class Warmth:
 
         `waiting` holds problems in the order in which they began to wait.
         """
-        seen = list(islice(waiting, LOOK))
+        seen = list(islice(waiting, CONSIDERED))
         oldest = min(seen, key=lambda problem: waiting[problem][0].since)
         if now - waiting[oldest][0].since > PATIENCE_S:
             return oldest
@@ -219,12 +219,12 @@ class Dispatcher:
         Where the two alternate, builds begin when nothing waits to be timed and go on while their results fit: at each
         change cores are idle, and the compiler's files have left the memory when the next builds begin.
         """
-        if not self.executor.takes_turns:
+        if not self.executor.alternates:
             return True
         return not self._running and (self._building > 0 or not self._waiting)
 
     def _start_runs(self) -> None:
-        if self.executor.takes_turns and self._building:
+        if self.executor.alternates and self._building:
             return
         while self._idle and (chosen := self._next()) is not None:
             job, device = chosen

@@ -185,7 +185,7 @@ class Executor(Protocol):
 
     builders: int
     """Builds that may run at the same time."""
-    takes_turns: bool
+    alternates: bool
     """Whether builds would disturb timing, since both use the same cores: then only one of the two runs."""
 
     async def open(self) -> tuple[Device, ...]:
@@ -334,7 +334,7 @@ class LocalExecutor:
         `at_once`: processes start when it is opened, to be ready for the first candidate.
         """
         self.builders = builders
-        self.takes_turns = not settings.gpu
+        self.alternates = not settings.gpu
         self._settings, self._wanted, self._at_once = settings, devices, at_once
         self._pool = [] if settings.gpu else [WorkerProcess(settings_on(settings, own_cores()), builders)]
         self._supervisors: dict[str, WorkerProcess] = {}
@@ -344,8 +344,8 @@ class LocalExecutor:
         wanted = self._wanted
         devices = local_devices(self._settings, wanted) if wanted is None or isinstance(wanted, int) else tuple(wanted)
         timed = sum(settings_on(self._settings, device.cores).threads for device in devices)
-        self.takes_turns = not self._settings.gpu and timed >= len(own_cores())
-        if self.takes_turns and len(devices) == 1:
+        self.alternates = not self._settings.gpu and timed >= len(own_cores())
+        if self.alternates and len(devices) == 1:
             self._pool = []
         self._supervisors = {device.name: self._supervisor(device, len(devices)) for device in devices}
         if self._at_once:

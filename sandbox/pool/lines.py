@@ -25,8 +25,8 @@ ENDING_S = 20.0
 """Time to clean up before it is killed."""
 KILLED_S = 5.0
 """Time for a killed process to end; one that hangs in the kernel is left alone."""
-LOOK_S = 0.2
-HALF_LOOKS = 4
+CHECK_S = 0.2
+STALLED_CHECKS = 4
 """Checks that find part of an answer and nothing new: its writer has stopped. Not seconds, since this process may have
 been busy meanwhile, and the rest may be there unread."""
 
@@ -136,16 +136,16 @@ class LineProcess:
 
     async def _watch(self) -> None:
         """Notice what reading does not show: its end while others hold its pipe, and a writer that has stopped."""
-        looks = seen = 0
+        stalled = seen = 0
         while self._process.returncode is None:
-            await asyncio.sleep(LOOK_S)
-            looks = looks + 1 if self._half and self._chunks == seen else 0
+            await asyncio.sleep(CHECK_S)
+            stalled = stalled + 1 if self._half and self._chunks == seen else 0
             seen = self._chunks
-            if looks >= HALF_LOOKS:
+            if stalled >= STALLED_CHECKS:
                 self.lose("the process stopped in the middle of an answer")
             if self._input.is_closing() and not self._closing:
                 self.lose("the process no longer listens")
-        await asyncio.wait([self._reader], timeout=LOOK_S)  # what it has written before its end
+        await asyncio.wait([self._reader], timeout=CHECK_S)  # what it has written before its end
         self.lose("the process has ended")
 
     def lose(self, why: str) -> None:

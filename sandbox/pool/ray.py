@@ -301,7 +301,7 @@ class RayExecutor:
         self._count = devices if devices is None or isinstance(devices, int) else len(devices)
         self._asked_builders = builders
         self.builders = builders or len(own_cores())
-        self.takes_turns = not settings.gpu
+        self.alternates = not settings.gpu
         self._ray: Any = None
         self._folder: Path | None = None
         self._actors: dict[str, Any] = {}
@@ -405,7 +405,7 @@ class RayExecutor:
         question = Question(stage="build", work=work).model_dump_json()
         if not self._settings.gpu:
             said, packed = self._build.remote(self._chosen, question)
-            answer = Answer.model_validate_json(await self._heard(said))
+            answer = Answer.model_validate_json(await self._result(said))
         else:
             answer, packed = await self._build_beside(question)
         return answer if answer.product is None else Product(answer.product, packed)
@@ -417,7 +417,7 @@ class RayExecutor:
         self._building[name] += 1
         try:
             said, packed = actor.build.options(concurrency_group=BUILDS, num_returns=2).remote(question)
-            return Answer.model_validate_json(await self._heard(said)), packed
+            return Answer.model_validate_json(await self._result(said)), packed
         except Lost:
             await self._replace(name, actor)
             raise
@@ -429,7 +429,7 @@ class RayExecutor:
         packed = [product.place] if product.place is not None else []
         actor = self._actors[device.name]
         try:
-            said = await self._heard(actor.answer.remote(question, product.digest, packed))
+            said = await self._result(actor.answer.remote(question, product.digest, packed))
         except Lost:
             self._lost[device.name] = actor
             raise
@@ -437,7 +437,7 @@ class RayExecutor:
             raise ProductGone("its build was lost with the machine that made it")
         return Answer.model_validate_json(said)
 
-    async def _heard(self, said: Any) -> Any:
+    async def _result(self, said: Any) -> Any:
         errors = self._ray.exceptions
         try:
             return await said

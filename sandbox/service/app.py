@@ -96,11 +96,11 @@ class Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         queue, counts = self._queue, self._queue.counts
-        tallies = {name: place.tally for name, place in queue.places.items()}
+        tallies = {name: group.tally for name, group in queue.groups.items()}
         busy = {
             f"{name} {device.name}": tallies[name].busy_s.get(device.name, 0.0)
-            for name, place in queue.places.items()
-            for device in place.devices
+            for name, group in queue.groups.items()
+            for device in group.devices
         }
         yield _gauge("service_info", "The judge that answers.", {str(JUDGE_VERSION): 1}, "judge_version")
         yield _counter("jobs_accepted", "Jobs taken since the start.", {"": counts.accepted})
@@ -214,7 +214,7 @@ def application(queue: JobQueue, texts: TextReaders, late: Counter[str]) -> Fast
             text = (await bodies.read(request)).decode()
         except UnicodeDecodeError:
             return refusal(400, "the body is not UTF-8")
-        job = await queue.accept(await texts.read(text, list(queue.places)))
+        job = await queue.accept(await texts.read(text, list(queue.groups)))
         if wait > 0:
             job = await _unless_gone(request, queue.job(job.id, wait)) or job
         return await shown(job, evidence, 202)
@@ -269,7 +269,7 @@ def application(queue: JobQueue, texts: TextReaders, late: Counter[str]) -> Fast
     )
     async def health() -> Response:
         state = "draining" if queue.draining else "ok"
-        if not all(place.devices for place in queue.places.values()):
+        if not all(group.devices for group in queue.groups.values()):
             state = "no device"
         return JSONResponse({"status": state}, 200 if state == "ok" else 503)
 
@@ -322,8 +322,8 @@ def page(document: dict[str, Any]) -> str:
 
 
 def facts(queue: JobQueue) -> ServiceFacts:
-    devices = {name: [one.model_dump(mode="json") for one in place.devices] for name, place in queue.places.items()}
-    room = {name: place.room for name, place in queue.places.items()}
+    devices = {name: [one.model_dump(mode="json") for one in group.devices] for name, group in queue.groups.items()}
+    room = {name: group.room for name, group in queue.groups.items()}
     return ServiceFacts(**own_versions(), devices=devices, room=room, queue=queue.limit, draining=queue.draining)
 
 

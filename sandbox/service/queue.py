@@ -16,12 +16,12 @@ from kernelwright.sandbox.pool.dispatcher import DeviceVerdict, Dispatcher, Step
 from kernelwright.sandbox.pool.executor import Device, Executor, ExecutorError, JobError, Stage, Unjudged, Work
 from kernelwright.sandbox.service.store import (
     Begun,
+    DeviceKind,
     Ending,
     Job,
     JobStore,
     NewJob,
     OpenJob,
-    PlaceName,
     StoreError,
 )
 from kernelwright.sandbox.verdict.errors import SandboxError
@@ -31,7 +31,7 @@ AHEAD = 2
 """Jobs of a device's dispatcher in addition to those that build: one is timed, the next one is ready."""
 
 
-class Place:
+class DeviceGroup:
     """Devices of one kind, all of which may take a job. Open it, and close it."""
 
     def __init__(self, make_executor: Callable[[], Executor], kind: str | None = None) -> None:
@@ -81,7 +81,7 @@ class Place:
 
 LOG = logging.getLogger("kernelwright.sandbox.service")
 AGAIN_S = 10.0
-"""Seconds after which a place without devices, or a full store, is tried again."""
+"""Seconds after which a group without devices, or a full store, is tried again."""
 MOST_BEGUN = 10
 """Starts of a job's judging in which the service may be killed: the job may be the cause."""
 IN_A_STAGE = frozenset({"building", "judging"})
@@ -132,24 +132,24 @@ class Counts:
 class JobQueue:
     """Takes jobs, has them judged in the order in which they are due, and ends each once. Start it, and stop it."""
 
-    def __init__(self, store: JobStore, places: Mapping[PlaceName, Place], limit: int) -> None:
+    def __init__(self, store: JobStore, groups: Mapping[DeviceKind, DeviceGroup], limit: int) -> None:
         """`limit`: how many jobs may be open."""
-        self.store, self.places, self.limit = store, places, limit
+        self.store, self.groups, self.limit = store, groups, limit
         self.counts = Counts()
         self.draining = False
         self.stopping = asyncio.Event()
         """Set when every waiting request has to end."""
         self._live: dict[str, _Live] = {}
-        self._due: dict[PlaceName, list[tuple[float, str]]] = {name: [] for name in places}
-        self._running: Counter[PlaceName] = Counter()
-        self._opening: dict[PlaceName, asyncio.Task[None]] = {}
-        """Tasks that open lost places again. No job's own task does this: it would end where the job is cancelled."""
+        self._due: dict[DeviceKind, list[tuple[float, str]]] = {name: [] for name in groups}
+        self._running: Counter[DeviceKind] = Counter()
+        self._opening: dict[DeviceKind, asyncio.Task[None]] = {}
+        """Tasks that open lost groups again. No job's own task does this: it would end where the job is cancelled."""
         self._adding = 0
 
     async def start(self) -> None:
         """Continue the jobs that an earlier service left. Those for devices that this one lacks stay where they are."""
         for opened in await self.store.do(self.store.unfinished):
-            if opened.place in self.places:
+            if opened.device in self.groups:
                 self._line_up(opened)
         self._go_on()
 
@@ -183,46 +183,46 @@ class JobQueue:
 
     def _line_up(self, opened: OpenJob) -> None:
         self._live[opened.id] = _Live(opened)
-        heapq.heappush(self._due[opened.place], (opened.due, opened.id))
+        heapq.heappush(self._due[opened.device], (opened.due, opened.id))
 
     def _go_on(self) -> None:
-        for name, place in self.places.items():
-            if place.is_lost and name not in self._opening and not self.draining:
-                self._opening[name] = asyncio.create_task(self._open_again(name, place))
+        for name, group in self.groups.items():
+            if group.is_lost and name not in self._opening and not self.draining:
+                self._opening[name] = asyncio.create_task(self._open_again(name, group))
             due = self._due[name]
-            while due and self._running[name] < place.room and not self.draining:
+            while due and self._running[name] < group.room and not self.draining:
                 live = self._live.get(heapq.heappop(due)[1])
                 if live is not None and live.task is None:
                     self._running[name] += 1
-                    live.task = asyncio.create_task(self._judge(live, place))
+                    live.task = asyncio.create_task(self._judge(live, group))
 
-    async def _judge(self, live: _Live, place: Place) -> None:
+    async def _judge(self, live: _Live, group: DeviceGroup) -> None:
         """Judge a job up to its end. Where this is cancelled, the caller has ended the job, or will."""
         start = asyncio.get_running_loop().time()
         try:
             begun = await self._stored(self.store.begin, live.opened.id)
             if begun is not None:
-                ending = await self._ending(live, place, begun)
+                ending = await self._ending(live, group, begun)
                 if await self._stored(self.store.finish, live.opened.id, ending):
                     self._ended(live, ending.outcome)
         except ExecutorError as error:
             LOG.warning("job %s is put back: %s", live.opened.id, error)
             await self._stored(self.store.put_back, live.opened.id)
             live.report("queued")
-            heapq.heappush(self._due[live.opened.place], (live.opened.due, live.opened.id))
+            heapq.heappush(self._due[live.opened.device], (live.opened.due, live.opened.id))
         finally:
             self.counts.judged_s += asyncio.get_running_loop().time() - start
-            self._running[live.opened.place] -= 1
+            self._running[live.opened.device] -= 1
             live.task = None
             self._go_on()
 
-    async def _ending(self, live: _Live, place: Place, begun: Begun) -> Ending:
+    async def _ending(self, live: _Live, group: DeviceGroup, begun: Begun) -> Ending:
         """Return the result of the job. Raises `ExecutorError` without a device to judge it on."""
         if begun.times > MOST_BEGUN:
             return Ending(JobError(message=f"the service ended {MOST_BEGUN} times while this was judged"))
         try:
             work = Work.model_validate_json(begun.work)
-            judged = await place.judge(work, begun.stage, live.report)
+            judged = await group.judge(work, begun.stage, live.report)
             found = await asyncio.to_thread(report, judged.verdict)
             device = judged.device.model_dump_json() if judged.device else None
             # By `json`: what a candidate has printed need not be text that pydantic would write.
@@ -252,13 +252,13 @@ class JobQueue:
         live.report("cancelled" if outcome == "cancelled" else "done")
         live.ended.set()
 
-    async def _open_again(self, name: PlaceName, place: Place) -> None:
-        """Try until the place has devices; whatever goes wrong, its jobs must not wait for ever."""
+    async def _open_again(self, name: DeviceKind, group: DeviceGroup) -> None:
+        """Try until the group has devices; whatever goes wrong, its jobs must not wait for ever."""
         try:
-            while place.is_lost and not self.draining:
+            while group.is_lost and not self.draining:
                 try:
-                    await place.close()
-                    await place.open()
+                    await group.close()
+                    await group.open()
                 except Exception as error:
                     foreseen = isinstance(error, ExecutorError | SandboxError)
                     LOG.warning("%s is not opened again: %s", name, error, exc_info=not foreseen)

@@ -20,7 +20,7 @@ from kernelwright.sandbox.machine import ON_DEVICE
 from kernelwright.sandbox.pool.client import JobSettings
 from kernelwright.sandbox.pool.executor import Stage, Work
 from kernelwright.sandbox.pool.lines import Ended, LineServer, ProcessOnDemand, answers_only
-from kernelwright.sandbox.service.store import NewJob, PlaceName
+from kernelwright.sandbox.service.store import DeviceKind, NewJob
 from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
 
 LONGEST_TEXT = 2**18
@@ -42,7 +42,7 @@ class JobRequest(Record):
     dtype: Short | None = Field(default=None, description="Cast weights and floating inputs; default: as they are.")
     backward: bool = Field(default=False, description="Judge and time the gradients too.")
     source: Text = Field(description="The candidate: Python that defines ModelNew.")
-    device: PlaceName | None = Field(default=None, description="Default: that of the source's language.")
+    device: DeviceKind | None = Field(default=None, description="Default: that of the source's language.")
     effort: JudgingEffort | None = Field(default=None, description="How sure the verdict has to be; default: rank.")
     beat: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="At effort `search`: the speedup of the best so far."
@@ -66,7 +66,7 @@ class RequestError(Exception):
     """The request cannot be fulfilled as it is; one sentence with the remedy."""
 
 
-def read_request(text: str, places: Collection[PlaceName]) -> NewJob:
+def read_request(text: str, kinds: Collection[DeviceKind]) -> NewJob:
     """Return the job of a request's body. Raises `RequestError`."""
     try:
         asked = JobRequest.model_validate_json(text)
@@ -75,7 +75,7 @@ def read_request(text: str, places: Collection[PlaceName]) -> NewJob:
         raise RequestError(f"the request is not valid: {fault.key}: {fault.said}; see /docs") from None
     candidate = candidate_of(asked.source)
     try:
-        place, size = _wanted(asked, candidate.language, places)
+        kind, size = _wanted(asked, candidate.language, kinds)
         problem = _problem(asked, size)
     except ProblemError as error:
         raise RequestError(str(error)) from None
@@ -88,26 +88,26 @@ def read_request(text: str, places: Collection[PlaceName]) -> NewJob:
     return NewJob(
         work=kept,
         stage=asked.stage,
-        place=place,
+        device=kind,
         problem=problem.name,
         priority=asked.priority,
         key=asked.key,
     )
 
 
-def _wanted(asked: JobRequest, language: str, places: Collection[PlaceName]) -> tuple[PlaceName, str | None]:
+def _wanted(asked: JobRequest, language: str, kinds: Collection[DeviceKind]) -> tuple[DeviceKind, str | None]:
     """Return where to judge, and at which size of a catalog problem."""
     on_device = language in ON_DEVICE
     size = asked.size or ("cpu" if asked.problem else (asked.record or {}).get("size"))
-    fits_device = on_device or (language == "python" and size != "cpu" and "cuda" in places)
-    place = asked.device or ("cuda" if fits_device or "cpu" not in places else "cpu")
-    if place == "cpu" and on_device:
+    fits_device = on_device or (language == "python" and size != "cpu" and "cuda" in kinds)
+    kind = asked.device or ("cuda" if fits_device or "cpu" not in kinds else "cpu")
+    if kind == "cpu" and on_device:
         raise RequestError(
             f"what is written in {language} runs on a CUDA device alone; leave `device` out, or give cuda"
         )
-    if place not in places:
-        raise RequestError(f"this service judges on {' and '.join(places)} alone; ask one that has {place}")
-    return place, asked.size or ("gpu" if place == "cuda" and asked.problem else None)
+    if kind not in kinds:
+        raise RequestError(f"this service judges on {' and '.join(kinds)} alone; ask one that has {kind}")
+    return kind, asked.size or ("gpu" if kind == "cuda" and asked.problem else None)
 
 
 def _problem(asked: JobRequest, size: str | None) -> Problem:
@@ -169,7 +169,7 @@ class TextReader:
         self.lock = asyncio.Lock()
         self.waiting = 0
 
-    async def read(self, text: str, places: Collection[PlaceName]) -> NewJob:
+    async def read(self, text: str, kinds: Collection[DeviceKind]) -> NewJob:
         """Return the job of a request. Its time begins when the process is free. Raises `RequestError`."""
         self.waiting += 1
         try:
@@ -179,7 +179,7 @@ class TextReader:
                 if is_new:
                     await asyncio.wait_for(process.ask({}), START_S)
                 try:
-                    found = await asyncio.wait_for(process.ask({"read": text, "places": sorted(places)}), ANSWER_S)
+                    found = await asyncio.wait_for(process.ask({"read": text, "kinds": sorted(kinds)}), ANSWER_S)
                 except (TimeoutError, asyncio.CancelledError):
                     process.lose("nobody waits for its answer")
                     raise
@@ -199,10 +199,10 @@ class TextReaders:
         self.small = [TextReader() for _ in range(SMALL_READERS)]
         self.large = [TextReader() for _ in range(LARGE_READERS)]
 
-    async def read(self, text: str, places: Collection[PlaceName]) -> NewJob:
+    async def read(self, text: str, kinds: Collection[DeviceKind]) -> NewJob:
         """Return the job of a request. Raises `RequestError`."""
         readers = self.small if len(text) <= SMALL_LETTERS else self.large
-        return await min(readers, key=lambda reader: reader.waiting).read(text, places)
+        return await min(readers, key=lambda reader: reader.waiting).read(text, kinds)
 
     async def close(self) -> None:
         await asyncio.gather(*(reader.process.close() for reader in (*self.small, *self.large)))
@@ -212,7 +212,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     if "read" not in question:  # only whether the process is ready
         return {}
     try:
-        return {"job": read_request(question["read"], question["places"]).model_dump(mode="json")}
+        return {"job": read_request(question["read"], question["kinds"]).model_dump(mode="json")}
     except RequestError as error:
         return {"refused": str(error)}
 

@@ -29,9 +29,9 @@ from kernelwright.sandbox.locks import open_own, try_lock
 from kernelwright.sandbox.pool.client import TOKEN, default_socket
 from kernelwright.sandbox.pool.judge_pool import Where, executor_for
 from kernelwright.sandbox.service.app import application
-from kernelwright.sandbox.service.queue import JobQueue, Place
+from kernelwright.sandbox.service.queue import DeviceGroup, JobQueue
 from kernelwright.sandbox.service.requests import TextReaders
-from kernelwright.sandbox.service.store import JOBS, JobStore, PlaceName
+from kernelwright.sandbox.service.store import JOBS, DeviceKind, JobStore
 from kernelwright.sandbox.verdict.settings import Settings
 
 LARGEST_HEAD_BYTES = 16 * 2**10
@@ -217,7 +217,7 @@ class ServiceOptions(Record):
     """Jobs that may be open."""
     keep: int
     """Ended jobs that can still be fetched."""
-    settings: dict[PlaceName, Settings]
+    settings: dict[DeviceKind, Settings]
     """The usual settings on each kind of device."""
     where: Where = Where()
 
@@ -245,25 +245,25 @@ async def _serve(options: ServiceOptions, store: JobStore, listening: socket.soc
     async with AsyncExitStack() as stack:
         texts = TextReaders()
         stack.push_async_callback(texts.close)
-        places = _places(options)
-        for place in places.values():
-            await place.open()
-            stack.push_async_callback(place.close)
-        queue = JobQueue(store, places, options.queue)
+        groups = _groups(options)
+        for group in groups.values():
+            await group.open()
+            stack.push_async_callback(group.close)
+        queue = JobQueue(store, groups, options.queue)
         await queue.start()
         stack.push_async_callback(queue.stop)
-        words = ", ".join(f"{name}: {len(one.devices)} x {one.devices[0].kind}" for name, one in places.items())
+        words = ", ".join(f"{name}: {len(one.devices)} x {one.devices[0].kind}" for name, one in groups.items())
         print(f"kernelwright serve: {_address(listening)}, on {words}; SIGTERM ends it", flush=True)
         await _Server(_config(options, queue, texts), queue).serve(sockets=[listening])
 
 
-def _places(options: ServiceOptions) -> dict[PlaceName, Place]:
+def _groups(options: ServiceOptions) -> dict[DeviceKind, DeviceGroup]:
     """Return the devices by kind. Where there are GPUs, `where` is about them, and the processor starts when needed."""
     main, where = "cuda" if "cuda" in options.settings else "cpu", options.where
     return {
-        name: Place(partial(executor_for, where, settings, at_once=True), where.kind)
+        name: DeviceGroup(partial(executor_for, where, settings, at_once=True), where.kind)
         if name == main
-        else Place(partial(executor_for, Where(builders=where.builders), settings))
+        else DeviceGroup(partial(executor_for, Where(builders=where.builders), settings))
         for name, settings in options.settings.items()
     }
 

@@ -26,7 +26,7 @@ from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 
 State = Literal["queued", "judging", "done", "cancelled"]
 """`done`: with a report, or with an error in place of a verdict. It is reached once, as is `cancelled`."""
-PlaceName = Literal["cpu", "cuda"]
+DeviceKind = Literal["cpu", "cuda"]
 
 
 class NewJob(Record):
@@ -35,7 +35,7 @@ class NewJob(Record):
     work: str
     """`Work` as JSON, which the listening process does not parse."""
     stage: Stage
-    place: PlaceName
+    device: DeviceKind
     problem: str
     priority: int
     key: str | None
@@ -47,7 +47,7 @@ class Job(Record):
     id: str
     state: State
     problem: str
-    device: PlaceName
+    device: DeviceKind
     priority: int
     created: str
     """UTC, as ISO 8601."""
@@ -68,9 +68,9 @@ class ServiceFacts(Record):
     """Verdicts of different judge versions are not compared."""
     wire_version: int
     """The version of the messages. Clients of another version are refused."""
-    devices: dict[PlaceName, list[dict[str, Any]]]
+    devices: dict[DeviceKind, list[dict[str, Any]]]
     """The devices, with the conditions of each verdict that is reached on them."""
-    room: dict[PlaceName, int]
+    room: dict[DeviceKind, int]
     """Jobs that are built or judged at a time; more wait."""
     queue: int
     """Jobs that may be open."""
@@ -140,7 +140,7 @@ class KeyTaken(Exception):
 
 class OpenJob(NamedTuple):
     id: str
-    place: PlaceName
+    device: DeviceKind
     due: float
     """The time of its request in seconds, less the value of its priority: the earliest is judged first."""
 
@@ -207,8 +207,8 @@ class JobStore:
         if new.key is not None and (known := self.known(new)) is not None:
             return known, None
         now = time.time()
-        opened = OpenJob(secrets.token_hex(16), new.place, now - PRIORITY_S * new.priority)
-        row = (opened.id, new.key, _digest(new), "queued", new.problem, new.place, new.stage, new.priority)
+        opened = OpenJob(secrets.token_hex(16), new.device, now - PRIORITY_S * new.priority)
+        row = (opened.id, new.key, _digest(new), "queued", new.problem, new.device, new.stage, new.priority)
         self._db.execute(
             "INSERT INTO jobs (id, key, asked, state, problem, place, stage, priority, due, created, work) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -304,7 +304,7 @@ def _packed(text: str | None) -> bytes | None:
 
 
 def _digest(new: NewJob) -> str:
-    return hashlib.sha256(f"{new.stage}\0{new.place}\0{new.priority}\0{new.work}".encode()).hexdigest()
+    return hashlib.sha256(f"{new.stage}\0{new.device}\0{new.priority}\0{new.work}".encode()).hexdigest()
 
 
 def _time(seconds: float) -> str:

@@ -19,7 +19,7 @@ import uvicorn
 
 from kernelwright.sandbox.pool.executor import Answer, Lost, Product
 from kernelwright.sandbox.service.app import application
-from kernelwright.sandbox.service.queue import JobQueue, Place
+from kernelwright.sandbox.service.queue import DeviceGroup, JobQueue
 from kernelwright.sandbox.service.requests import TextReaders
 from kernelwright.sandbox.service.server import LARGEST_HEAD_BYTES, DeadlineProtocol, Guard
 from kernelwright.sandbox.service.store import JobStore
@@ -144,7 +144,7 @@ class TurnedExecutor:
     """See `Executor`: a candidate is judged when the test lets it, and is always wrong."""
 
     builders = 1
-    takes_turns = False
+    alternates = False
 
     def __init__(self):
         self.order = []
@@ -199,10 +199,10 @@ class Listening:
 
     async def _serve(self):
         self.loop, self.executor = asyncio.get_running_loop(), TurnedExecutor()
-        store, place = JobStore(self.folder / "jobs.db", 100), Place(lambda: self.executor)
+        store, group = JobStore(self.folder / "jobs.db", 100), DeviceGroup(lambda: self.executor)
         self.texts = TextReaders()
-        await place.open()
-        self.queue = JobQueue(store, {"cpu": place}, self.limit)
+        await group.open()
+        self.queue = JobQueue(store, {"cpu": group}, self.limit)
         served = application(self.queue, self.texts, self.protocol.late)
         self.guard = Guard(served, self.queue.counts.refused, self.token, self.hosts)
         limits = {"h11_max_incomplete_event_size": LARGEST_HEAD_BYTES, "timeout_graceful_shutdown": 1}
@@ -215,7 +215,7 @@ class Listening:
             self.up.set()
             await self.server.serve(sockets=[listening])
         await self.queue.stop()
-        await place.close()
+        await group.close()
         await self.texts.close()
         store.close()
 

@@ -65,7 +65,7 @@ class SimulatedExecutor:
     count: int
     builders: int
     kinds: tuple = ("simulated",)
-    takes_turns: bool = False
+    alternates: bool = False
     losing: object = lambda stage, work: False
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     warmth: Warmth = field(default_factory=Warmth)

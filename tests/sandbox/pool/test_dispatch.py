@@ -112,7 +112,7 @@ def test_builds_and_timing_take_turns_where_they_use_the_same_cores():
             finally:
                 self.timing -= 1
 
-    executor = Watched(TIMES, 2, 2, takes_turns=True)
+    executor = Watched(TIMES, 2, 2, alternates=True)
     judge_many(executor, [work(number) for number in range(9)])
     assert executor.both == 0
 
@@ -129,7 +129,7 @@ def test_where_they_take_turns_builds_are_made_in_one_go_while_there_is_room():
             self.stages += "t"
             return await super().run(stage, work, product, device)
 
-    executor = Noted(TIMES, 1, 2, takes_turns=True)
+    executor = Noted(TIMES, 1, 2, alternates=True)
     judge_many(executor, [work(number) for number in range(16)])
     room = AHEAD * (2 + 1)
     assert executor.stages == "b" * room + "t" * room + "b" * (16 - room) + "t" * (16 - room)

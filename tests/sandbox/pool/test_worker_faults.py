@@ -17,7 +17,7 @@ from kernelwright.sandbox.pool import executor
 from kernelwright.sandbox.pool.dispatcher import TRIES, Dispatcher
 from kernelwright.sandbox.pool.executor import Answer, LocalExecutor, Lost, Question, Unjudged, WorkerProcess
 from kernelwright.sandbox.pool.judges import Judges
-from kernelwright.sandbox.pool.lines import HALF_LOOKS, LOOK_S, Ended, LineProcess, LineServer
+from kernelwright.sandbox.pool.lines import CHECK_S, STALLED_CHECKS, Ended, LineProcess, LineServer
 from kernelwright.sandbox.pool.worker import reply_of
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
@@ -81,12 +81,12 @@ def test_it_is_told_within_a_second_of_half_a_line(faulty):
         waiting = asyncio.create_task(asked.ask({"question": "?"}))
         while not asked._half:
             await asyncio.sleep(0.01)
-        looks = 0
+        stalled = 0
         while not waiting.done():
-            await asyncio.sleep(LOOK_S)
-            looks += 1
-        assert looks <= HALF_LOOKS + 2
-        assert (HALF_LOOKS + 1) * LOOK_S <= 1
+            await asyncio.sleep(CHECK_S)
+            stalled += 1
+        assert stalled <= STALLED_CHECKS + 2
+        assert (STALLED_CHECKS + 1) * CHECK_S <= 1
         await asyncio.gather(waiting, return_exceptions=True)
         await asked.close()
 

@@ -8,7 +8,7 @@ import pytest
 
 from kernelwright.sandbox.pool.executor import ExecutorError
 from kernelwright.sandbox.service import queue as job_queue
-from kernelwright.sandbox.service.queue import AHEAD, Draining, JobQueue, Place, QueueFull
+from kernelwright.sandbox.service.queue import AHEAD, DeviceGroup, Draining, JobQueue, QueueFull
 from kernelwright.sandbox.service.requests import read_request
 from kernelwright.sandbox.service.store import JobStore, KeyTaken
 from tests.support.service import TurnedExecutor, job
@@ -57,16 +57,16 @@ class SlowToBuild(HardToOpen):
 
 
 @contextlib.asynccontextmanager
-async def queueing(folder, executor, limit=100, keep=1000, places=("cpu",)):
-    store, place = JobStore(folder / "jobs.db", keep), Place(lambda: executor)
-    await place.open()
-    queue = JobQueue(store, dict.fromkeys(places, place), limit)
+async def queueing(folder, executor, limit=100, keep=1000, kinds=("cpu",)):
+    store, group = JobStore(folder / "jobs.db", keep), DeviceGroup(lambda: executor)
+    await group.open()
+    queue = JobQueue(store, dict.fromkeys(kinds, group), limit)
     await queue.start()
     try:
         yield queue
     finally:
         await queue.stop()
-        await place.close()
+        await group.close()
         store.close()
 
 
@@ -268,7 +268,7 @@ async def test_what_ends_the_service_again_and_again_is_given_up(tmp_path):
 async def test_a_job_for_devices_that_are_gone_waits_for_them_and_can_be_cancelled(tmp_path):
     async with queueing(tmp_path, TurnedExecutor()) as queue:
         jobs = [await queue.accept(new(number)) for number in range(2)]
-    async with queueing(tmp_path, TurnedExecutor(), places=()) as queue:
+    async with queueing(tmp_path, TurnedExecutor(), kinds=()) as queue:
         assert (await queue.job(jobs[0].id, 60)).state == "queued"
         assert [event async for event in queue.events(jobs[0].id, 60)] == ["queued"]
         assert (await queue.cancel(jobs[0].id)).state == "cancelled"
