@@ -26,7 +26,6 @@ from kernelwright.problems.formats.reading import (
     safe_name,
 )
 from kernelwright.problems.problem import (
-    Bound,
     Format,
     Origin,
     Problem,
@@ -105,17 +104,8 @@ class WorkloadInput(Foreign):
     tensor_key: str | None = None
 
 
-class ForeignTolerance(Foreign):
+class ForeignTolerance(StatedTolerance, Foreign):
     """The tolerance of one workload of SOL-ExecBench."""
-
-    max_atol: Bound | None = None
-    max_rtol: Bound | None = None
-    required_matched_ratio: float | None = Field(default=None, ge=0, le=1)
-    max_error_cap: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    allow_negative_inf: bool | None = None
-
-    def stated(self) -> StatedTolerance:
-        return StatedTolerance(**{name: getattr(self, name) for name in StatedTolerance.model_fields})
 
 
 class Workload(Foreign):
@@ -383,19 +373,16 @@ def _entries(definition: Definition, workloads: list[Workload | str], kind: Form
         if isinstance(workload, str):
             yield Entry(id=definition.name, status="broken", why=workload)
             continue
-        origin = _origin(definition, workload, kind)
+        known = {"inputs": list(definition.inputs), "outputs": list(definition.outputs)}
+        origin = Origin(
+            format=kind,
+            id=f"{definition.name}/{workload.uuid}",
+            title=definition.name,
+            details={"workload": workload.as_json()} | known,
+        )
         name = safe_name(f"{definition.name}-{ids[workload.uuid]}")
         notes = tuple(f"field {field!r} is not known" for field in [*unknown, *workload.unknown("workload.")])
         yield entry_of(origin, partial(_entry, definition, workload, (origin, name), notes))
-
-
-def _origin(definition: Definition, workload: Workload, kind: Format) -> Origin:
-    details = {
-        "workload": workload.as_json(),
-        "inputs": list(definition.inputs),
-        "outputs": list(definition.outputs),
-    }
-    return Origin(format=kind, id=f"{definition.name}/{workload.uuid}", title=definition.name, details=details)
 
 
 def _short_ids(uuids: list[str]) -> dict[str, str]:
@@ -413,7 +400,11 @@ def _entry(definition: Definition, workload: Workload, named: tuple[Origin, str]
     sizes = definition.sizes(workload.axes)
     notes += tuple(_constraints(definition, sizes))
     source = source_of(SizedDefinition(definition, workload, sizes))
-    operation = definition.op_type or definition.type
+    operation, stated = definition.op_type or definition.type, workload.tolerance
+    tolerance = Tolerance()
+    if stated is not None:
+        terms = {name: getattr(stated, name) for name in StatedTolerance.model_fields}
+        tolerance = Tolerance(stated=StatedTolerance(**terms), reason="the workload states its own")
     problem = Problem(
         name=name,
         title=(definition.description or definition.name).splitlines()[0],
@@ -421,15 +412,9 @@ def _entry(definition: Definition, workload: Workload, named: tuple[Origin, str]
         size="file",
         source=source,
         origin=origin,
-        tolerance=_tolerance(workload),
+        tolerance=tolerance,
     )
     return Entry(id=origin.id, problem=problem, notes=notes, input_bytes=_input_bytes(definition, sizes))
-
-
-def _tolerance(workload: Workload) -> Tolerance:
-    if workload.tolerance is None:
-        return Tolerance()
-    return Tolerance(stated=workload.tolerance.stated(), reason="the workload states its own")
 
 
 def _constraints(definition: Definition, sizes: dict[str, int]) -> Iterator[str]:

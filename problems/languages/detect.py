@@ -21,8 +21,9 @@ def language_of(tree: ast.Module) -> LanguageName:
     loads = [node for node in nodes if isinstance(node, ast.Call) and _name(node.func) in LOADERS]
     if not _imports(nodes, "cpp_extension"):
         loads = []
-    if any(_takes_cuda(call) for call in loads) or (loads and _holds_cuda(nodes)):
-        texts = list(_texts(nodes))
+    texts = list(_texts(nodes)) if loads else []
+    has_cuda_text = any("__global__" in text or text.endswith(".cu") or text == "cuda_sources" for text in texts)
+    if has_cuda_text or any(_takes_cuda(call) for call in loads):
         for one in LANGUAGES.values():
             if one.include and any(one.include.search(text) for text in texts):
                 return one.name
@@ -70,10 +71,6 @@ def _is_empty(value: ast.expr) -> bool:
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return all(_is_empty(item) for item in items)
     return False
-
-
-def _holds_cuda(nodes: list[ast.AST]) -> bool:
-    return any("__global__" in text or text.endswith(".cu") or text == "cuda_sources" for text in _texts(nodes))
 
 
 def _texts(nodes: list[ast.AST]) -> Iterator[str]:

@@ -35,6 +35,7 @@ SILENCE_S = 15.0
 """Seconds after which a stream shows that it is alive."""
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 SCHEMAS = "#/components/schemas/{model}"
+JOB_REQUEST = {"$ref": SCHEMAS.format(model="JobRequest")}
 UNKNOWN = "the job is not known; its id is in the answer to POST /v1/jobs"
 INVALID = {422: "The request is not valid; `error` says why."}
 FOUND = {200: "It is there.", 404: "There is none."} | INVALID
@@ -205,7 +206,7 @@ def application(queue: JobQueue, texts: TextReaders, late: Counter[str]) -> Fast
             | INVALID,
             Job,
         ),
-        openapi_extra={"requestBody": {"required": True, "content": _json_of("JobRequest")}},
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": JOB_REQUEST}}}},
     )
     async def submit(request: Request, wait: Wait = 0.0, evidence: Evidence = None) -> Response:
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
@@ -295,10 +296,6 @@ def _described(app: FastAPI) -> dict[str, Any]:
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         app.openapi_schema = document | {"security": [{"token": []}, {}]}
     return dict(app.openapi_schema)
-
-
-def _json_of(model: str) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": SCHEMAS.format(model=model)}}}
 
 
 def page(document: dict[str, Any]) -> str:
