@@ -24,10 +24,10 @@ LAST = 4
 
 
 def begin_far_out(x: "torch.Tensor", size: float) -> None:
-    """In the second half, so that no sample of the first rows shows them: every other row begins with an outlier.
+    """Begin every other row of the second half with an outlier, so that no sample of the first rows shows one.
 
-    So does an index of axis 0, which a norm over several axes takes for a row. There are none elsewhere: a norm's
-    weight could make one so large that it hides errors at the beginning of a row.
+    Indices of axis 0, which a norm over several axes takes for rows, begin so too. There are none elsewhere: a
+    norm's weight could make one so large that it hides errors at the beginning of a row.
     """
     rows = _rows(x)
     _set_magnitude(rows[len(rows) // 2 :: 2, 0], size)
@@ -67,7 +67,7 @@ def end_far_out(x: "torch.Tensor", times: float) -> None:
 
 
 def few_far_out(x: "torch.Tensor", size: float) -> None:
-    """In the second half, one outlier in each `BLOCK` elements, at places that nobody can know beforehand.
+    """Set one outlier in each `BLOCK` elements of the second half, at positions drawn from a secret seed.
 
     A sum of them is wrong where a part is left out and the rest scaled up, as a sample of even values is not. The first
     and the last element of a block are none, since these may be those of a row.
@@ -96,7 +96,7 @@ def _rows(x: "torch.Tensor") -> "torch.Tensor":
 
 
 UP, DOWN, RAISED, LOWERED = 8, 1e-3, 100, 200
-"""exp(-200) is zero in float32, where exp(-100) would be a denormal, which a right kernel may take for zero."""
+"""exp(-200) is zero in float32, where exp(-100) would be a denormal, which a correct kernel may flush to zero."""
 DECADES = 3
 """Of mixed magnitude, to both sides of 1; in float16, which has few of them, one less."""
 OUTLIER = 100

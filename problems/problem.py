@@ -84,21 +84,21 @@ Format = Literal["kernelbench", "robust-kbench", "flashinfer", "sol-execbench", 
 """Benchmarks whose problems can be read."""
 
 Bound = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-"""Above 1 an element would be right whatever it is."""
+"""Above 1 any element would be correct."""
 
 
 class StatedTolerance(Record):
     """Tolerance of the benchmark that a problem comes from, in its own terms; None where it does not say.
 
-    An element is right where |error| <= max_atol + max_rtol * |expected|.
+    An element is correct where |error| <= max_atol + max_rtol * |expected|.
     """
 
     max_atol: Bound | None = None
     max_rtol: Bound | None = None
     required_matched_ratio: float | None = Field(default=None, ge=0, le=1)
-    """The share of elements that must be right; all of them where it is None."""
+    """The share of elements that must be correct; all of them where it is None."""
     max_error_cap: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """No element may be off by more than this, right or not."""
+    """Limit on the error of every element, correct or not."""
     allow_negative_inf: bool | None = None
     """Whether -inf is accepted where the reference has it."""
 
@@ -118,14 +118,14 @@ class Tolerance(Record):
     stated: StatedTolerance | None = None
     """The tolerance of the benchmark that the problem comes from, if it states one; kept next to ours."""
     reason: str = ""
-    """Why this problem departs from the defaults; must be given where it does."""
+    """The justification; required where this differs from the defaults."""
 
 
 def _known_distribution(name: str) -> str:
     if name not in DISTRIBUTIONS:
         *others, last = map(repr, DISTRIBUTIONS)
         known = f"{', '.join(others)} or {last}"
-        raise PydanticCustomError("family", "Input should be {known}", {"known": known})
+        raise PydanticCustomError("distribution", "Input should be {known}", {"known": known})
     return name
 
 
@@ -139,7 +139,7 @@ class ExcludedValues(Record):
     @model_validator(mode="after")
     def _has_a_reason(self) -> Self:
         if self.without and not self.reason.strip():
-            raise ValueError("[values] leaves families of values out; add its reason")
+            raise ValueError("[values] excludes input distributions; add its reason")
         return self
 
 
@@ -148,11 +148,11 @@ class Origin(Record):
 
     format: Format
     id: str
-    """As its benchmark says: `level1/3`, `TASK/CONFIGURATION`, `DEFINITION/WORKLOAD`."""
+    """The id in its benchmark: `level1/3`, `TASK/CONFIGURATION`, `DEFINITION/WORKLOAD`."""
     title: str = ""
     """The benchmark's own name for it, such as the file name `3_Softmax.py`."""
     details: dict[str, JsonValue] = Field(default={})
-    """What its results must repeat: for `DEFINITION/WORKLOAD` the workload, and the names of inputs and outputs."""
+    """Facts that results repeat: for `DEFINITION/WORKLOAD` the workload, and the names of inputs and outputs."""
 
 
 class Policies(Record):
@@ -164,7 +164,7 @@ class Policies(Record):
     """Which operators a candidate may call: any; none of the vendor libraries; only its own kernels."""
     direction: Direction = "forward"
     dtype: Dtype | None = None
-    """To which weights and floating inputs are cast once they are made; None: they stay as the source makes them."""
+    """The dtype that weights and floating inputs are cast to; None keeps those that the source makes."""
     state: StatePolicy = "free"
     """Whether buffers that forward changes, such as running statistics, must change as the reference's do."""
     tolerance: Tolerance = Tolerance()

@@ -211,8 +211,8 @@ SEED = "sets the seed, so all inputs would be the same values; leave seeding to 
 FILES = "reads a file, which the sandbox does not show; write the values into the source"
 NETWORK = "uses the network, which the sandbox cuts off; write the values into the source"
 CLOCK = "reads the clock, so two runs would differ; leave it out"
-DROPOUT = "drops values at random: only what draws alike is right; call eval() in the constructor, or leave it out"
-DRAW = "draws random values in forward, so only what draws alike is right; draw them in get_inputs"
+DROPOUT = "drops values at random, so only what draws alike is correct; call eval() in the constructor, or leave it out"
+DRAW = "draws random values in forward, so only what draws alike is correct; draw them in get_inputs"
 
 GENERATOR = "draws with a generator that the judge does not seed, so a run cannot be repeated; draw with torch"
 GENERATORS = ("np.random.", "numpy.random.", "random.", "os.urandom", "secrets.")
@@ -239,7 +239,7 @@ DRAWS = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", 
 def lint_source(source: str) -> list[str]:
     """Return one warning for each faulty line, `line N: fault; remedy`, in order; none where the text looks sound.
 
-    Unseeded random inputs are right and give no warning: the judge seeds. Not seen: a call through an alias (the import
+    Unseeded random inputs are valid and give no warning: the judge seeds. Not seen: a call through an alias (the import
     of a module in `MODULES` is), and a dropout inside a library module such as `nn.TransformerEncoderLayer`.
     """
     try:

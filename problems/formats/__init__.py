@@ -1,4 +1,4 @@
-"""Problems as other benchmarks write them down, read into ours. Text is read and checked; nothing is run.
+"""Problems in the formats of other benchmarks, read into ours. Text is read and checked; nothing is run.
 
 `read_collection` reads a complete collection: each entry has its problem, or the reason why it cannot be judged. A
 problem of another form becomes a reference in our convention: its own text, and a few generated lines at its end.
@@ -99,7 +99,7 @@ FORMS = "a tree of level1/1_Name.py, a .jsonl or .parquet of KernelBench, defini
 
 
 def format_of(path: Path) -> Format | None:
-    """Return the format of a file or folder; None for one that is in none of ours."""
+    """Return the format of a file or folder; None for any other."""
     if os.path.isfile(path):  # noqa: PTH113 - False for a path that is too long, where Path.is_file raises
         if path.suffix in kernelbench.ROW_SUFFIXES:
             return "kernelbench"

@@ -14,8 +14,8 @@ LOADERS = frozenset({"load_inline", "load"})
 def language_of(tree: ast.Module) -> LanguageName:
     """`cuda` and `cpp` for what torch's extension loader compiles, that of jitted kernels, else `python`.
 
-    CUDA text that is handed over as C++ counts as `cuda`: that is what its author wrote, right or wrong. With headers
-    of CUTLASS or CuTe it is `cutlass`.
+    CUDA text that is passed as C++ counts as `cuda`, since its author wrote CUDA. With headers of CUTLASS or CuTe it
+    is `cutlass`.
     """
     nodes = list(ast.walk(tree))
     loads = [node for node in nodes if isinstance(node, ast.Call) and _name(node.func) in LOADERS]

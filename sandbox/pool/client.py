@@ -239,7 +239,7 @@ class ServiceClient:
         """
         if answer.status == LATE:
             raise RefusedJob(
-                f"the service at {self.server} did not get the whole request in time; ask over a faster connection"
+                f"the service at {self.server} did not get the complete request in time; use a faster connection"
             )
         if not answer.is_ours and self._has_answered:
             raise RefusedJob(f"the service at {self.server} answered {answer.status} without a reason; see its log")

@@ -1,4 +1,4 @@
-"""The `Dispatcher`: which stage runs where, and when. It is the same for every executor, real or simulated.
+"""The `Dispatcher`, which decides what runs on which device, and when; the same for every executor.
 
 Builds are first come, first served, and pause where devices cannot keep up. A free device prefers problems whose
 reference processes it has, since starting those takes as long as timing a candidate; but nothing waits for ever. Only
@@ -30,7 +30,7 @@ from kernelwright.sandbox.pool.executor import (
 from kernelwright.sandbox.verdict.verdicts import Verdict
 
 KEPT = 4
-"""Problems whose reference children a worker keeps; the one that was asked for longest ago is ended first."""
+"""Problems whose reference children a worker keeps; the one used longest ago is ended first."""
 CONSIDERED = 64
 """Problems considered for one decision, the longest waiting first, so that thousands cost no more."""
 PATIENCE_S = 120.0

@@ -1,6 +1,6 @@
 """The executor of a Ray cluster: an actor for each device, and build tasks with a resource of their own.
 
-Ray retries nothing: if it ran an actor's task again, that would be a second timing that nobody asked for. The
+Ray retries nothing: if it ran an actor's task again, that would be a second timing. The
 `Dispatcher` runs again what a lost worker had begun. Results come back to the driver alone. A build goes from its
 builder to a device through the object store, under its digest.
 

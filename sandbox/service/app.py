@@ -176,7 +176,7 @@ def application(queue: JobQueue, texts: TextReaders, late: Counter[str]) -> Fast
             QueueFull: counted(429, "full"),
             Draining: counted(503, "draining", "the service is about to end; ask again when it is back"),
             StoreError: counted(503, "store"),
-            ClientDisconnect: counted(400, "half", "the request was not sent whole"),
+            ClientDisconnect: counted(400, "half", "the request was not complete"),
             404: lambda *_: refusal(404, "there is nothing at this path; see /docs"),
             405: lambda *_: refusal(405, "that is not done here; see /docs"),
         },

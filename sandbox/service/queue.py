@@ -1,4 +1,4 @@
-"""`JobQueue`: which job is judged when, and the events of each. Each job ends once."""
+"""`JobQueue`: the order in which jobs are judged, and the events of each. Each job ends once."""
 
 import asyncio
 import heapq
@@ -268,7 +268,7 @@ class JobQueue:
         self._go_on()
 
     async def cancel(self, id: str) -> Job | None:
-        """End a job without a verdict, unless it has ended. A stage that has begun is completed for nobody."""
+        """End a job without a verdict, unless it has ended. A begun stage is completed, and its result dropped."""
         live = self._live.get(id)
         if await self.store.do(self.store.cancel, id) and live is not None:
             self._ended(live, "cancelled")

@@ -1,4 +1,4 @@
-"""The process of the service: where it listens, who may ask, what a connection may cost, and how it ends."""
+"""The process of the service: its socket, the access to it, the limits of a connection, and the shutdown."""
 
 import asyncio
 import fcntl
@@ -65,7 +65,7 @@ class DeadlineProtocol(H11Protocol):
     late: ClassVar[Counter[str]] = Counter()
     """Connections that were ended so, by reason."""
     receiving: ClassVar[dict["DeadlineProtocol", asyncio.TimerHandle]] = {}
-    """Connections whose client is to send, in the order in which that began, with the end of their time."""
+    """Connections that wait for their client, oldest first, with the timers that end them."""
     _sending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

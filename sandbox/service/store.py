@@ -83,7 +83,7 @@ LOG = logging.getLogger("kernelwright.sandbox.service")
 JOBS = "jobs.db"
 """The file in the service's folder."""
 PRIORITY_S = 60.0
-"""The waiting that one point of priority is worth. So nothing waits for ever, whatever others ask for."""
+"""The waiting time that one point of priority replaces. So no job waits for ever."""
 TRIM_EVERY = 50
 """Ended jobs after which the oldest are deleted; each start deletes them too."""
 SCHEMA = """

@@ -45,7 +45,7 @@ NARROW = GOOD + '[values]\nwithout = ["all negative"]\n'
         (GOOD.replace("ROWS = 400", 'ROWS = "400"'), ["'sizes.gpu.ROWS' is '400'", "integer"]),
         (GOOD.replace("sizes.cpu", "sizes.tpu"), ["no table [sizes.cpu]"]),
         (GOOD + "COLS = 3\n", ["COLS is set in only one"]),
-        (NARROW, ["[values] leaves", "reason"]),
+        (NARROW, ["[values] excludes", "reason"]),
         (GOOD + "[values]\nonly = []\n", ["'values.only'", "without, reason"]),
     ],
 )
