@@ -48,7 +48,7 @@ from kernelwright_child import confine, driver
 
 
 class HealthCheck(Record):
-    """One thing looked at. `missing`: nothing can be judged without it. `absent`: some target or layer is not there."""
+    """One thing that was tried. `missing`: nothing can be judged without it. `absent`: a language or layer lacks it."""
 
     name: str
     state: Literal["ok", "absent", "missing"]
@@ -56,52 +56,61 @@ class HealthCheck(Record):
     remedy: str = ""
 
 
-KILOBYTE = 1024
+def _check(
+    name: str, found: str, fault: str = "", remedy: str = "", state: Literal["absent", "missing"] = "absent"
+) -> HealthCheck:
+    """Return a finding that is fine, or, where there is a fault, in this state."""
+    if fault:
+        return HealthCheck(name=name, state=state, found=fault, remedy=remedy)
+    return HealthCheck(name=name, state="ok", found=found)
+
+
+MEBIBYTE, GIBIBYTE = 2**20, 2**30
 
 
 def gpu_findings(ordinal: int = 0) -> Iterator[HealthCheck]:
-    """All that concerns one device; a single line where there is none. Makes a context, so it takes a second."""
+    """Check one device; a single finding if there is none. Makes a context, so it takes a second."""
     try:
         context = driver.Context(ordinal)
     except driver.CudaError as error:
-        remedy = "cuda and triton candidates need an NVIDIA GPU and its driver; cpp does not"
-        yield HealthCheck(name="GPU", state="absent", found=str(error), remedy=remedy)
+        yield _check(
+            "GPU", "", str(error), "cuda and triton candidates need an NVIDIA GPU and its driver; cpp does not"
+        )
         return
     try:
         uuid = driver.device_uuid(ordinal)
-        yield _device(context)
+        free, total = context.free_bytes()
+        units, cache = context.attribute("multiprocessors"), context.attribute("l2_bytes") / MEBIBYTE
+        found = (
+            f"{context.name}, compute capability {context.architecture}, {units} multiprocessors, {cache:.0f} MiB L2"
+        )
+        room = f"{free / GIBIBYTE:.0f} of {total / GIBIBYTE:.0f} GiB free"
+        yield _check("GPU", f"{found}, {room}; driver for CUDA {driver.driver_version()}")
         yield _toolkit(context.architecture)
         yield from _clocks(uuid)
-        yield _lending(context)
-        yield _timing_clock(context)
+        yield _shared_memory(context)
+        remedy = "calls are timed one by one, and savings below 0.3 ms stay unconfirmed; allow CUDA IPC and end MPS"
+        obstacle = driver.chain_obstacle(context.ordinal) or ""
+        yield _check("GPU: timing clock", "calls issued ahead, dealt by the judge", obstacle, remedy)
         yield _nodes()
-        yield _lock(uuid)
+        user = device_holder(uuid)
+        yield _check("GPU: lock", "nobody is judging on it" if user is None else f"taken by {user}; others wait for it")
     finally:
         context.close()
     yield from _profilers()
 
 
-def _device(context: driver.Context) -> HealthCheck:
-    free, total = context.free_bytes()
-    units, cache = context.attribute("multiprocessors"), context.attribute("l2_bytes") / KILOBYTE**2
-    room = f"{free / KILOBYTE**3:.0f} of {total / KILOBYTE**3:.0f} GiB free"
-    found = f"{context.name}, compute capability {context.architecture}, {units} multiprocessors, {cache:.0f} MiB L2"
-    return HealthCheck(name="GPU", state="ok", found=f"{found}, {room}; driver for CUDA {driver.driver_version()}")
-
-
 def _toolkit(architecture: str) -> HealthCheck:
-    """Return whether nvcc makes code for this device, by having it make some."""
+    """Check whether nvcc makes code for this device, by having it make some."""
     path = driver.toolkit_compiler()
     if path is None:
         remedy = "for cuda candidates: install the CUDA toolkit, or set CUDA_HOME to it; triton does without"
-        return HealthCheck(name="GPU: nvcc", state="absent", found="not found", remedy=remedy)
+        return _check("GPU: nvcc", "", "not found", remedy)
     target = f"sm_{architecture.replace('.', '')}"
     release = next((line for line in _printed(path, "--version") if "release" in line), "")
-    known = _printed(path, "--list-gpu-code")
-    if target in known:
-        return HealthCheck(name="GPU: nvcc", state="ok", found=f"{path}, {release.strip()}; makes {target}")
+    fault = "" if target in _printed(path, "--list-gpu-code") else f"{path} does not make {target}"
     remedy = f"install a CUDA toolkit that knows {target}"
-    return HealthCheck(name="GPU: nvcc", state="absent", found=f"{path} does not make {target}", remedy=remedy)
+    return _check("GPU: nvcc", f"{path}, {release.strip()}; makes {target}", fault, remedy)
 
 
 def _clocks(uuid: str) -> Iterator[HealthCheck]:
@@ -112,72 +121,47 @@ def _clocks(uuid: str) -> Iterator[HealthCheck]:
         clocks.close()
     if facts is None or sample is None:
         remedy = "samples at a low clock cannot be recognised; make libnvidia-ml.so.1 of the driver loadable"
-        yield HealthCheck(name="GPU: clocks", state="absent", found="NVML does not answer", remedy=remedy)
+        yield _check("GPU: clocks", "", "NVML does not answer", remedy)
         return
     now = f"SM {sample.sm_mhz} MHz of {facts.highest_sm_mhz}, memory {sample.memory_mhz} MHz"
     state = f"{facts.celsius} C, {facts.watts} W; {', '.join(sample.words) or 'nothing slows it'}"
-    yield HealthCheck(name="GPU: clocks", state="ok", found=f"driver {facts.driver}; {now}; {state}")
+    yield _check("GPU: clocks", f"driver {facts.driver}; {now}; {state}")
     if len(facts.processes) > 1:
-        found = f"{len(facts.processes)} processes have a context on it"
-        remedy = "end them: they take turns with what is timed"
-        yield HealthCheck(name="GPU: others", state="absent", found=found, remedy=remedy)
+        fault = f"{len(facts.processes)} processes have a context on it"
+        yield _check("GPU: others", "", fault, "end them: they run between timed calls")
 
 
-def _lending(context: driver.Context) -> HealthCheck:
-    """Return whether memory can be had whose descriptor a child can map."""
+def _shared_memory(context: driver.Context) -> HealthCheck:
+    """Check whether a child can map memory of the device by a descriptor."""
+    fault = ""
     try:
         shared = driver.Shared(context.ordinal, 1)
         os.close(shared.export())
         shared.close()
     except driver.CudaError as error:
-        remedy = "the driver or a container's runtime forbids it; use driver 525 or newer"
-        return HealthCheck(name="GPU: lending memory", state="missing", found=str(error), remedy=remedy)
-    return HealthCheck(name="GPU: lending memory", state="ok", found="by descriptor")
-
-
-def _timing_clock(context: driver.Context) -> HealthCheck:
-    """Which clock confirms what candidates report of their time."""
-    obstacle = driver.chain_obstacle(context.ordinal)
-    if not obstacle:
-        return HealthCheck(name="GPU: timing clock", state="ok", found="calls issued ahead, dealt by the judge")
-    remedy = "calls are timed one by one, and savings below 0.3 ms stay unconfirmed; allow CUDA IPC and end MPS"
-    return HealthCheck(name="GPU: timing clock", state="absent", found=obstacle, remedy=remedy)
+        fault = str(error)
+    remedy = "the driver or a container's runtime forbids it; use driver 525 or newer"
+    return _check("GPU: lending memory", "by descriptor", fault, remedy, "missing")
 
 
 def _nodes() -> HealthCheck:
     nodes = list(bubblewrap.gpu_nodes())
     closed = [node for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
-    if nodes and not closed:
-        return HealthCheck(name="GPU: device nodes", state="ok", found=", ".join(nodes))
-    found = f"no access to {', '.join(closed)}" if closed else "none in /dev"
+    fault = f"no access to {', '.join(closed)}" if closed else "" if nodes else "none in /dev"
     remedy = "children get these nodes; let this user read and write them"
-    return HealthCheck(name="GPU: device nodes", state="missing", found=found, remedy=remedy)
-
-
-def _lock(uuid: str) -> HealthCheck:
-    who = device_holder(uuid)
-    if who is None:
-        return HealthCheck(name="GPU: lock", state="ok", found="nobody is judging on it")
-    return HealthCheck(name="GPU: lock", state="ok", found=f"taken by {who}; others wait for it")
+    return _check("GPU: device nodes", ", ".join(nodes), fault, remedy, "missing")
 
 
 def _profilers() -> Iterator[HealthCheck]:
     program = gpu_tools.program(gpu_tools.TOOLS[gpu_tools.PROFILE])
     if program is None:
-        remedy = "only --profile needs it: install Nsight Compute"
-        yield HealthCheck(name="GPU: ncu", state="absent", found="not found", remedy=remedy)
+        yield _check("GPU: ncu", "", "not found", "only --profile needs it: install Nsight Compute")
     else:
-        why = gpu_tools.counter_obstacle(program)
-        if why:
-            yield HealthCheck(name="GPU: ncu", state="absent", found=why, remedy=gpu_tools.COUNTER_REMEDY)
-        else:
-            yield HealthCheck(name="GPU: ncu", state="ok", found=f"{program}; reads the hardware's counters")
-    sanitizer = gpu_tools.program(gpu_tools.TOOLS[gpu_tools.SANITIZE])
-    if sanitizer is None:
-        remedy = "only --sanitize needs it: it comes with the CUDA toolkit"
-        yield HealthCheck(name="GPU: compute-sanitizer", state="absent", found="not found", remedy=remedy)
-    else:
-        yield HealthCheck(name="GPU: compute-sanitizer", state="ok", found=sanitizer)
+        fault = gpu_tools.counter_obstacle(program)
+        yield _check("GPU: ncu", f"{program}; reads the hardware's counters", fault, gpu_tools.COUNTER_REMEDY)
+    sanitizer = gpu_tools.program(gpu_tools.TOOLS[gpu_tools.SANITIZE]) or ""
+    remedy = "only --sanitize needs it: it comes with the CUDA toolkit"
+    yield _check("GPU: compute-sanitizer", sanitizer, "" if sanitizer else "not found", remedy)
 
 
 def _printed(*command: str) -> list[str]:
@@ -195,7 +179,7 @@ NAMESPACES_REMEDY = (
     "kernel.apparmor_restrict_unprivileged_userns=0 where there is one; in a container, --privileged or a seccomp "
     "profile that permits unshare, mount and pivot_root"
 )
-LANDLOCK_REMEDY = "needed only where namespaces are not to be had: Linux 5.13 or newer with landlock in its lsm= list"
+LANDLOCK_REMEDY = "needed only without namespaces: Linux 5.13 or newer with landlock in its lsm= list"
 GROUP_REMEDY = "a watch bounds memory instead, less sharply; run as root, or under `systemd-run --user --scope`"
 
 
@@ -205,33 +189,32 @@ def examine() -> list[HealthCheck]:
 
 def _findings() -> Iterator[HealthCheck]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-    yield _judged(
-        "system", platform.system() == "Linux", f"{platform.system()}, {processor_name()}, {cores} cores", "use Linux"
-    )
-    recent = sys.version_info >= (3, 11)
-    yield _judged("python", recent, platform.python_version(), "use Python 3.11 or newer")
-    yield from _torch()
-    yield from _building()
+    system = f"{platform.system()}, {processor_name()}, {cores} cores"
+    yield _check("system", system, "" if platform.system() == "Linux" else system, "use Linux", "missing")
+    version = platform.python_version()
+    old = "" if sys.version_info >= (3, 11) else version
+    yield _check("python", version, old, "use Python 3.11 or newer", "missing")
+    import torch
+
+    old = "" if major_minor(torch.__version__) >= (2, 9) else torch.__version__
+    yield _check("torch", torch.__version__, old, "pip install 'torch>=2.9'", "missing")
+    wanted, path = os.environ.get("CXX", "g++"), compiler() or ""
+    remedy = "for cpp and cuda candidates: apt-get install g++, or set CXX"
+    yield _check("C++ compiler", path, "" if path else f"{wanted} is not found", remedy)
+    header = python_header()
+    remedy = "for candidates that include torch/extension.h, and for triton: apt-get install python3-dev"
+    yield _check("Python headers", str(header), "" if header.exists() else f"there is no {header}", remedy)
+    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    ninja = shutil.which("ninja", path=folders) or ""
+    yield _check("ninja", ninja, "" if ninja else "not found", "for cpp and cuda candidates: pip install ninja")
     yield _space()
-    yield _leftovers()
+    removed = sweep()
+    yield _check("left-overs", f"{len(removed)} temporary folders of killed judges, now removed" if removed else "none")
     yield _cache()
     yield from gpu_findings()
     yield from languages()
     yield from _layers()
     yield from _child()
-
-
-def _building() -> Iterator[HealthCheck]:
-    path, wanted = compiler(), os.environ.get("CXX", "g++")
-    yield _needed(
-        "C++ compiler", path, f"{wanted} is not found", "for cpp and cuda candidates: apt-get install g++, or set CXX"
-    )
-    header = python_header()
-    there = str(header) if header.exists() else None
-    remedy = "for candidates that include torch/extension.h, and for triton: apt-get install python3-dev"
-    yield _needed("Python headers", there, f"there is no {header}", remedy)
-    ninja = shutil.which("ninja", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
-    yield _needed("ninja", ninja, "not found", "for cpp and cuda candidates: pip install ninja")
 
 
 def languages() -> Iterator[HealthCheck]:
@@ -240,63 +223,46 @@ def languages() -> Iterator[HealthCheck]:
         found = f"{package.distribution} {version}" if version else f"{package.distribution} is not installed"
         why = refused_by_torch(language) if version else package_remedy(language)
         remedy = f"only for candidates in {language}: {why}" if why else ""
-        yield HealthCheck(name=f"language: {language}", state="absent" if why else "ok", found=found, remedy=remedy)
+        yield _check(f"language: {language}", found, found if why else "", remedy)
 
 
 def _space() -> HealthCheck:
     try:
         place = temporary_place()
     except MachineError as error:
-        return HealthCheck(name="space", state="missing", found="none", remedy=str(error))
+        return _check("space", "", "none", str(error), "missing")
     free = shutil.disk_usage(place).free
-    room = f"{free / 2**30:.1f} GiB free in {place}"
-    return _judged("space", free > SPACE_BYTES, room, "free some, or set TMPDIR to a place with at least 2 GiB")
-
-
-def _leftovers() -> HealthCheck:
-    removed = sweep()
-    found = f"{len(removed)} temporary folders of killed judges, now removed" if removed else "none"
-    return HealthCheck(name="left-overs", state="ok", found=found)
+    room = f"{free / GIBIBYTE:.1f} GiB free in {place}"
+    remedy = "free some, or set TMPDIR to a place with at least 2 GiB"
+    return _check("space", room, "" if free > SPACE_BYTES else room, remedy, "missing")
 
 
 def _cache() -> HealthCheck:
-    """Caches between judgements. Nothing needs them: without them everything is built and measured again."""
+    """Check the caches between judgements. Nothing needs them: without them everything is built and measured again."""
     root = cache_root()
     if fault := limit_fault():
-        return HealthCheck(name="cache", state="absent", found=fault, remedy="set a number, or unset it")
+        return _check("cache", "", fault, "set a number, or unset it")
     lacking = "cannot be written" if not is_writable(root) else "is on a full disk" if is_full(root) else ""
-    if not lacking:
-        return HealthCheck(name="cache", state="ok", found=shortcuts_found() or f"{root} can be written")
     remedy = f"without it every build and measurement is made again: set {VARIABLE} to a folder that can be written"
-    return HealthCheck(name="cache", state="absent", found=f"{root} {lacking}", remedy=remedy)
-
-
-def _torch() -> Iterator[HealthCheck]:
-    import torch
-
-    yield _judged("torch", major_minor(torch.__version__) >= (2, 9), torch.__version__, "pip install 'torch>=2.9'")
+    found = "" if lacking else shortcuts_found() or f"{root} can be written"
+    return _check("cache", found, f"{root} {lacking}" if lacking else "", remedy)
 
 
 def _layers() -> Iterator[HealthCheck]:
-    """The layers of the jail, each tried by itself."""
+    """Check the layers of the jail, each by itself. None is needed: `auto` does without."""
     why = bubblewrap.obstacle()
-    found = f"{bubblewrap.program()}; {'with own user namespace' if bubblewrap.is_own_user_namespace() else 'as root'}"
-    yield _layer("namespaces", not why, found, why.splitlines()[-1] if why else "", NAMESPACES_REMEDY)
-    level = landlock_abi()
-    yield _layer("landlock", level > 0, f"version {level}; {landlock_layer()}", "not in this kernel", LANDLOCK_REMEDY)
-    why = _filter_obstacle()
-    yield _layer(
-        "system call filter", not why, confine.filter_architecture() or "", why, "use Linux on x86_64 or aarch64"
+    users = "with own user namespace" if bubblewrap.is_own_user_namespace() else "as root"
+    yield _check(
+        "jail: namespaces", f"{bubblewrap.program()}; {users}", why.splitlines()[-1] if why else "", NAMESPACES_REMEDY
     )
-    why = "" if cgroups.available() else "no group can be made here"
-    yield _layer("control group", not why, "bounds memory and processes of a child as a whole", why, GROUP_REMEDY)
-
-
-def _layer(name: str, good: bool, found: str, why: str, remedy: str) -> HealthCheck:
-    """Nothing needs any one layer: `auto` does without."""
-    if good:
-        return HealthCheck(name=f"jail: {name}", state="ok", found=found)
-    return HealthCheck(name=f"jail: {name}", state="absent", found=why, remedy=remedy)
+    level = landlock_abi()
+    lacking = "" if level > 0 else "not in this kernel"
+    yield _check("jail: landlock", f"version {level}; {landlock_layer()}", lacking, LANDLOCK_REMEDY)
+    architecture, remedy = confine.filter_architecture() or "", "use Linux on x86_64 or aarch64"
+    yield _check("jail: system call filter", architecture, _filter_obstacle(), remedy)
+    lacking = "" if cgroups.available() else "no group can be made here"
+    found = "bounds memory and processes of a child as a whole"
+    yield _check("jail: control group", found, lacking, GROUP_REMEDY)
 
 
 def _filter_obstacle() -> str:
@@ -344,16 +310,16 @@ def _child() -> Iterator[HealthCheck]:
         return
     for layer, key, value in ((FILTER, "Seccomp", "2"), (PRIVILEGES, "NoNewPrivs", "1")):
         if layer in layers:
-            has_it = status.get(key) == value
-            yield _judged(f"child: {layer}", has_it, f"the child reports {key} {status.get(key)}", "please report this")
+            found = f"the child reports {key} {status.get(key)}"
+            fault = "" if status.get(key) == value else found
+            yield _check(f"child: {layer}", found, fault, "please report this", "missing")
     yield _tried("further children", _further)
-    yield _layer("unprivileged user", USER in layers, "children are not root", "children stay root", REMEDIES[USER])
-    missing = [layer for layer in STRICT if layer not in layers]
-    if missing:
-        found = f"refused for want of: {', '.join(missing)}"
-        yield HealthCheck(name="--jail strict", state="absent", found=found, remedy=REMEDIES.get(missing[0], ""))
-    else:
-        yield HealthCheck(name="--jail strict", state="ok", found="every layer that it insists on is there")
+    root = "" if USER in layers else "children stay root"
+    yield _check("jail: unprivileged user", "children are not root", root, REMEDIES[USER])
+    lacking = [layer for layer in STRICT if layer not in layers]
+    refused = f"refused for want of: {', '.join(lacking)}" if lacking else ""
+    remedy = REMEDIES.get(lacking[0], "") if lacking else ""
+    yield _check("--jail strict", "every layer that it insists on is there", refused, remedy)
 
 
 def process_status(pid: int) -> dict[str, str]:
@@ -383,16 +349,6 @@ def _further() -> str:
 
 def _tried(name: str, attempt: Callable[[], str]) -> HealthCheck:
     try:
-        return HealthCheck(name=name, state="ok", found=attempt())
+        return _check(name, attempt())
     except (SandboxError, ChildGone, ChildLate, MemoryReadError, OSError) as error:
-        return HealthCheck(name=name, state="missing", found="failed", remedy=str(error))
-
-
-def _judged(name: str, good: bool, found: str, remedy: str) -> HealthCheck:
-    return HealthCheck(name=name, state="ok" if good else "missing", found=found, remedy="" if good else remedy)
-
-
-def _needed(name: str, path: str | None, lack: str, remedy: str) -> HealthCheck:
-    if path is None:
-        return HealthCheck(name=name, state="absent", found=lack, remedy=remedy)
-    return HealthCheck(name=name, state="ok", found=path)
+        return _check(name, "", "failed", str(error), "missing")
