@@ -33,43 +33,45 @@ def report(verdict: Verdict) -> dict[str, Any]:
     `floor_ms`, `fraction_of_floor` and `impossible_below_ms` are None where no floor is known.
     `kernelwright.sandbox.verdict.report` recomputes what is derived.
     """
-    evidence = verdict.evidence
-    keys = ("stage", "reason", "log", "speedup", "speedup_low", "speedup_high", "comparison", "candidate_ms")
-    found: dict[str, Any] = {"outcome": verdict.outcome} | dict.fromkeys(keys)
-    found |= {"baselines_ms": None, "against": None, "floor_ms": None, "fraction_of_floor": None}
-    found |= {"impossible_below_ms": None, "clock": None, "speedups": None}
-    found |= dict.fromkeys(TIMES) | {"times": {}, "launch_bound": None, "less_accurate": []}
-    found |= dict.fromkeys(USUAL)
-    found |= {"samples": None, "measurement": None}
+    found: dict[str, Any] = {"outcome": verdict.outcome} | dict.fromkeys(REPORTED) | {"times": {}, "less_accurate": []}
     if isinstance(verdict, Passed):
-        found |= derived(verdict.measurement) | three_times(verdict.measurement)
-        whole = verdict.measurement.model_dump(mode="json")
+        measured = verdict.measurement
+        found |= derived(measured) | three_times(measured)
+        whole = measured.model_dump(mode="json")
         found |= {"samples": whole.pop("pairings"), "measurement": whole}
     else:
         found |= {"stage": verdict.stage, "reason": verdict.reason, "log": verdict.log}
-    status = evidence.problem_status
-    return found | {
-        "authenticity": evidence.authenticity.model_dump(mode="json"),
-        "problem_status": status.model_dump(mode="json") if status else None,
-        "deterministic": evidence.deterministic,
-        "jail": list(evidence.jail),
-        "builds": list(evidence.builds),
-        "device": evidence.device,
-        "exact": list(evidence.exact),
-        "hidden_builds": list(evidence.hidden_builds),
-        "look": evidence.look.model_dump(mode="json") if evidence.look else None,
-        "families_left_out": list(evidence.families_left_out),
-        "baselines_left_out": list(evidence.baselines_left_out),
-        "weights": evidence.weights,
-        "without": list(evidence.without),
-        "accuracy": evidence.accuracy,
-        "errors": evidence.errors,
-        "errors_allowed": evidence.errors_allowed,
-        "effort": evidence.effort,
-        "not_met": list(evidence.not_met),
-        "seconds": evidence.seconds,
-        "versions": evidence.versions,
-        **({"checks": evidence.checks} if evidence.checks else {}),
+    return found | verdict.evidence.model_dump(mode="json")
+
+
+TIMES = ("timing_clock", "speedup_any", "gpu_time_ms", "call_latency_ms", "host_time_ms")
+"""Keys of a passed verdict that records of older releases lack."""
+DERIVED = (
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "comparison",
+    "candidate_ms",
+    "baselines_ms",
+    "against",
+    "speedups",
+)
+"""Keys that follow from the samples, with those of `USUAL` and `ROOFLINE`."""
+ROOFLINE = ("floor_ms", "fraction_of_floor", "impossible_below_ms")
+REPORTED = (
+    *("stage", "reason", "log", *DERIVED, *USUAL, *ROOFLINE, *TIMES),
+    *("clock", "times", "launch_bound", "less_accurate", "samples", "measurement"),
+)
+"""All keys besides those of the evidence."""
+
+
+def three_times(measurement: Measurement) -> dict[str, Any]:
+    """The keys for the times on a device and of the host."""
+    return {key: getattr(measurement, key) for key in TIMES} | {
+        "clock": measurement.clock,
+        "times": measurement.times,
+        "launch_bound": measurement.is_launch_bound if measurement.host_time_ms is not None else None,
+        "less_accurate": list(measurement.less_accurate),
     }
 
 
@@ -84,29 +86,11 @@ def derived(measurement: Measurement) -> dict[str, Any]:
         "baselines_ms": measurement.baselines_ms,
         "against": measurement.closest.baseline,
         "speedups": measurement.speedups,
-        **usual_speedups(measurement),
+        **{key: measurement.speedup_against(baseline) for key, baseline in USUAL.items()},
         "floor_ms": measurement.floor_ms,
         "fraction_of_floor": measurement.fraction_of_floor,
         "impossible_below_ms": measurement.floor.impossible_below_ms if measurement.floor else None,
     }
-
-
-TIMES = ("timing_clock", "speedup_any", "gpu_time_ms", "call_latency_ms", "host_time_ms")
-"""Keys of a passed verdict that records of older releases lack."""
-
-
-def three_times(measurement: Measurement) -> dict[str, Any]:
-    return {key: getattr(measurement, key) for key in TIMES} | {
-        "clock": measurement.clock,
-        "times": measurement.times,
-        "launch_bound": measurement.is_launch_bound if measurement.host_time_ms is not None else None,
-        "less_accurate": list(measurement.less_accurate),
-    }
-
-
-def usual_speedups(measurement: Measurement) -> dict[str, float | None]:
-    """The speedups against the usual baselines, by the keys of `USUAL`."""
-    return {key: measurement.speedup_against(baseline) for key, baseline in USUAL.items()}
 
 
 DOUBTS = {
