@@ -39,7 +39,7 @@ from kernelwright.sandbox.logs import build_reason, names_an_error, trim_build_l
 from kernelwright.sandbox.machine import needs_device, versions, versions_used
 from kernelwright.sandbox.storage import Store, work_key
 from kernelwright.sandbox.timing.paired import Timing, in_background
-from kernelwright.sandbox.toolchain import Toolchain, require_headers, toolchain
+from kernelwright.sandbox.toolchain import require_headers, toolchain
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed, UnsupportedProblem
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, Peaks, floor_of
@@ -85,25 +85,19 @@ class Floors:
         return measurement.model_copy(update={"floor": floor})
 
     def _found(self, reference: ReferenceSession, peaks: Callable[[], Peaks]) -> Floor | None:
-        work = self._work(reference)
-        if work is None:
+        key = work_key(self._problem.digest)
+        try:
+            if (kept := self._works.get(key)) is not None:
+                work = NecessaryWork.model_validate(kept)
+            else:
+                work = NecessaryWork.of(reference.work())
+                self._works.put(key, work.model_dump(mode="json"))
+        except (ValidationError, KeyError, TypeError):
             return None
         try:
             return floor_of(work, peaks(), self._problem.precision)
         except MachineError:
             return None
-
-    def _work(self, reference: ReferenceSession) -> NecessaryWork | None:
-        key = work_key(self._problem.digest)
-        kept = self._works.get(key)
-        try:
-            if kept is not None:
-                return NecessaryWork.model_validate(kept)
-            work = NecessaryWork.of(reference.work())
-        except (ValidationError, KeyError, TypeError):
-            return None
-        self._works.put(key, work.model_dump(mode="json"))
-        return work
 
 
 class Judge:
@@ -182,39 +176,34 @@ class Judge:
         require_headers(built.candidate.source)
         if ahead:
             built.warm.start_ahead()
-        tools = toolchain() if self.settings.shortcuts else None
-        built.key = build_key(built.candidate.source, tools, self._baselines.arguments, self.backend)
+        tools, arguments = toolchain() if self.settings.shortcuts else None, self._baselines.arguments
+        built.key = build_key(built.candidate.source, tools, arguments, self.backend)
         with built.stage("build"):
             if tools is not None and BuildStore().restore(built.key, built.folder.path / "build"):
-                self._greet_ahead(built)
+                self._take_started(built)
                 built.ways, built.failed_builds = (STORED,), read_failures(built.folder.path / "build")
                 return
         with built_by(built, tools) as (session, limit):
             self._layers = session.layers
             # Both, before the candidate's code runs anywhere: what goes wrong later is its own doing.
-            self._greet_ahead(built)
+            self._take_started(built)
             session.greet()
-            self._ask_to_build(built, session, limit, tools)
-
-    def _greet_ahead(self, built: Built) -> None:
-        built.warm.wait_started()
-        if built.warm.sessions:
-            built.worker = built.warm.sessions.pop(0)
-            self._layers = built.worker.layers
-
-    def _ask_to_build(self, built: Built, session: Session, limit: ImportTimeout, tools: Toolchain | None) -> None:
-        arguments = self._baselines.arguments
-        shortcuts = shortcuts_for(tools, self.backend)
-        message = self._load_message(built) | {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts}
-        try:
-            session.ask(message, limit, arguments)
-        except Refused as error:
-            if error.compiling:
+            message = {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts_for(tools, self.backend)}
+            try:
+                session.ask(self._load_message(built) | message, limit, arguments)
+            except Refused as error:
+                if not error.compiling:
+                    raise StageFailed("load", error.reason, trim_traceback(error.log)) from None
                 log = error.log
                 if not names_an_error(log):  # a verbose build prints what its compiler says
                     log = f"{session.close()}\n{log}"
                 raise StageFailed("build", build_reason(log), trim_build_log(log)) from None
-            raise StageFailed("load", error.reason, trim_traceback(error.log)) from None
+
+    def _take_started(self, built: Built) -> None:
+        built.warm.wait_started()
+        if built.warm.sessions:
+            built.worker = built.warm.sessions.pop(0)
+            self._layers = built.worker.layers
 
     def evaluate(self, built: Built, best_speedup: float | None = None) -> Verdict:
         """Load, run, check and time what was built; removes its work folder. Waits for the locks.
@@ -330,7 +319,8 @@ class Judge:
                             built.not_met = (*timing.untested, *(() if self._is_observed else (UNOBSERVED,)))
                         elif is_enough:
                             timing.run_last()
-                built.worker = session if is_enough and self._is_observed_last else None
+                is_observed = self._is_observed and self.backend.may_observe_timed_worker(self._baselines)
+                built.worker = session if is_enough and is_observed else None
                 if built.worker is None:
                     timing.retire(session)
         return timing.samples.measurement(self.settings)
@@ -339,11 +329,6 @@ class Judge:
     def _is_observed(self) -> bool:
         """Return whether it is seen what runs in a call; a screen wants it only where the problem has a policy."""
         return self.settings.effort != "screen" or self.problem.operators != "any"
-
-    @property
-    def _is_observed_last(self) -> bool:
-        """Return whether in the worker that was timed last, after all else."""
-        return self._is_observed and self.backend.may_observe_timed_worker(self._baselines)
 
     def _start_ahead(self, built: Built, timing: Timing) -> None:
         """Start another worker while fewer were timed than are wanted; whether it is needed is not known yet."""
@@ -357,12 +342,6 @@ class Judge:
         self._layers = session.layers
         return session
 
-    def _spare_made(self) -> AbstractContextManager[None]:
-        """Meanwhile workers for the next candidate are started, where there will be one and memory holds it."""
-        if self.spare is None or not (self.spare.has_more and self._baselines.has_room_for_two):
-            return nullcontext()
-        return in_background(self.spare.make)
-
     def _observe(self, built: Built) -> str:
         """See what runs in a call, in a process that is not timed any more; return why the policy forbids it."""
         if not self.settings.side_by_side:
@@ -371,7 +350,9 @@ class Judge:
         is_loaded = built.worker is not None
         session, values = built.worker or self._next_worker(built), reference.draw()
         try:
-            with self._spare_made(), built.stage("check"):
+            spare, has_room = self.spare, self._baselines.has_room_for_two
+            warming = in_background(spare.make) if spare and spare.has_more and has_room else nullcontext()
+            with warming, built.stage("check"):
                 if not is_loaded:
                     self._load(built, session, reference)
                 with in_background(lambda: self._baselines.status, beside=self.settings.side_by_side):
