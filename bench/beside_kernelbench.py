@@ -56,7 +56,7 @@ class Files(NamedTuple):
     folder: Path
 
     def problem(self, case: ForeignCase) -> Path:
-        """The benchmark's own file."""
+        """Return the benchmark's own file."""
         level, _, number = case.problem.partition("/")
         root = self.tree / "KernelBench" if (self.tree / "KernelBench").is_dir() else self.tree
         return next((root / level).glob(f"{number}_*.py"))

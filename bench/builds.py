@@ -205,7 +205,7 @@ BINDS_ITSELF = 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run, "a
 
 
 def loop(body: str, before: str = "") -> str:
-    """A function over all elements."""
+    """Return a function over all elements."""
     return LOOP.format(body=body, before=before)
 
 
@@ -284,7 +284,7 @@ ROWS: list[tuple[str, str, str]] = [
 
 
 def answer(number: int) -> str:
-    """The candidate of a row."""
+    """Return the candidate of a row."""
     flags, includes, code = ROWS[number]
     return ANSWER.format(
         number=number,

@@ -97,7 +97,7 @@ def _section(name: str, part: dict[str, Searched], whole: dict[str, Searched]) -
 
 
 def _first(one: Searched) -> float | None:
-    """The speedup of the first answer by its first verdict, at one effort in all runs; None where it was not right."""
+    """Return the speedup of the first answer by its first verdict, at one effort in all runs; None if incorrect."""
     found = one.attempts[0].attempt.verdict if one.attempts else None
     return found.measurement.speedup if isinstance(found, Passed) else None
 

@@ -88,7 +88,7 @@ def begun(entry: Entry, settings: Settings) -> Checked:
 
 
 def check_entry(examine: Examine, settings: Settings, entry: Entry) -> Checked:
-    """The line of an entry; it is run only where its text alone does not decide. Raises `MachineError`."""
+    """Return the line of an entry; it is run only where its text alone does not decide. Raises `MachineError`."""
     line = begun(entry, settings)
     if entry.problem is None:
         return line
@@ -118,7 +118,7 @@ def _examined(examine: Examine, settings: Settings, problem: Problem) -> Examine
 
 
 def summary(lines: Iterable[Checked]) -> str:
-    """`229 ok, 18 weak (9 lazy, 9 random), 3 unsupported here (memory)`: each problem once, by its first reason."""
+    """Sum up by first reasons: `229 ok, 18 weak (9 lazy, 9 random), 3 unsupported here (memory)`."""
     by_status: dict[Status, list[Checked]] = {}
     for line in lines:
         by_status.setdefault(line.status, []).append(line)
@@ -166,7 +166,7 @@ class CheckedFile:
             self._file.close()
 
     def known(self, begun: Checked) -> Checked | None:
-        """The known line for this one; None where it has to be checked, perhaps again."""
+        """Return the known line for this one; None where it has to be checked, perhaps again."""
         found = self._known.get(begun.key)
         return None if found is None or found.status in TRIED_AGAIN else found
 

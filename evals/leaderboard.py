@@ -71,7 +71,7 @@ class LeaderboardCell(Record):
         return self.counted is not None and not self.counted.is_doubtful
 
     def result(self, baseline: str = "best") -> Result:
-        """The sample that the metrics count."""
+        """Return the sample that the metrics count."""
         speedup = self.counted.counting(baseline) if self.counted else None
         return Result(
             problem=self.problem, family=self.family, level=self.level, compiled=self.compiled, speedup=speedup
@@ -156,7 +156,7 @@ def boards(
     verifications: Verifications = lambda folder, problem_digest, candidate_digest: None,
     effort: JudgingEffort = "rank",
 ) -> list[Board]:
-    """A board for each device, in the order of their names. Numbers of another `judge_version` are stale.
+    """Return a board for each device, in the order of their names. Numbers of another `judge_version` are stale.
 
     `effort`: the least with which a number that counts was measured.
     """
@@ -207,7 +207,7 @@ def _cell(
     effort: JudgingEffort,
     clock: TimingClock | None,
 ) -> LeaderboardCell:
-    """The best of an entrant's kernels for a problem, with the attempts of all its runs."""
+    """Return the best of an entrant's kernels for a problem, with the attempts of all its runs."""
     cell = LeaderboardCell(
         problem=problem.problem,
         problem_digest=problem.digest,
@@ -319,7 +319,7 @@ def _speed_of_light(found: Sequence[VerdictSummary]) -> float | None:
 
 
 def _groups(cells: Sequence[LeaderboardCell], key: Callable[[LeaderboardCell], str | None]) -> dict[str, Group]:
-    """The groups by name, in alphabetical order; cells without a name are in none."""
+    """Return the groups by name, in alphabetical order; cells without a name are in none."""
     names = sorted({name for cell in cells if (name := key(cell)) is not None})
     return {name: _group([cell for cell in cells if key(cell) == name]) for name in names}
 
@@ -354,7 +354,7 @@ class MetricError(Exception):
 
 
 def load_metrics(names: Sequence[str]) -> dict[str, Metric]:
-    """The metrics that `path/to/file.py:function` names, by the function's name; `MetricError` where there is none."""
+    """Load the metrics that `path/to/file.py:function` names, by the function's name; `MetricError` for none."""
     found: dict[str, Metric] = {}
     for name in names:
         path, colon, function = name.rpartition(":")
@@ -367,7 +367,7 @@ def load_metrics(names: Sequence[str]) -> dict[str, Metric]:
 
 
 def with_metrics(boards: Sequence[Board], own: Mapping[str, Metric]) -> list[Board]:
-    """The boards with a further column for each metric. Raises `MetricError` where one fails or gives no number."""
+    """Return the boards with a further column for each metric. Raises `MetricError` where one fails."""
     found = []
     for board in boards:
         rows = []

@@ -64,7 +64,7 @@ def compile_rate(results: Sequence[Result]) -> float:
 
 
 def fast_p(results: Sequence[Result], p: float) -> float:
-    """The share of results that are correct and more than p times as fast as the baseline.
+    """Return the share of results that are correct and more than p times as fast as the baseline.
 
     Ouyang et al., KernelBench (2025): fast_p = 1/N * sum over i of [correct_i and speedup_i > p]. N counts all
     problems, so a failure lowers every fast_p; a speedup of exactly p does not count.
@@ -73,7 +73,7 @@ def fast_p(results: Sequence[Result], p: float) -> float:
 
 
 def fast_curve(results: Sequence[Result], thresholds: Sequence[float] = THRESHOLDS) -> dict[float, float]:
-    """`fast_p` at each threshold; never rises with p."""
+    """Return `fast_p` at each threshold; it never rises with p."""
     return {p: fast_p(results, p) for p in thresholds}
 
 
@@ -101,7 +101,7 @@ def geometric_mean(ratios: Sequence[float]) -> Estimate:
 
 
 def credited(low: float | None) -> float:
-    """The credit of a ranking for one problem: the lower end of the speedup's interval, and 1 without a gain.
+    """Return the credit of a ranking for one problem: the lower end of the speedup's interval, and 1 without a gain.
 
     Without a faster kernel PyTorch remains in use. So nothing counts below 1, and a failure neither drops out of the
     mean nor drags it to zero.
@@ -110,7 +110,7 @@ def credited(low: float | None) -> float:
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """The chance that at least one of k samples is correct, drawn without replacement from `samples`.
+    """Return the chance that at least one of k samples is correct, drawn without replacement from `samples`.
 
     The unbiased estimator of Chen et al., Codex (2021): 1 - C(n - c, k) / C(n, k), as a product, which cannot
     overflow. Raises `ValueError` unless 0 <= correct <= samples and 1 <= k <= samples.
@@ -125,7 +125,7 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def roofline_fraction(candidate_ms: float, floor_ms: float) -> float:
-    """The share of the roofline: 1 is as fast as the device's peaks allow (Williams et al., Roofline, 2009).
+    """Return the share of the roofline: 1 is as fast as the device's peaks allow (Williams et al., Roofline, 2009).
 
     `floor_ms` is the time of the problem's bytes and the reference's operations at the device's measured peaks. Above
     1 the candidate needed fewer operations than the reference, or measurement and roofline contradict each other.
@@ -150,7 +150,7 @@ def speed_of_light_score(candidate_ms: float, baseline_ms: float, floor_ms: floa
 
 
 def total_cost(costs_usd: Sequence[float | None]) -> float | None:
-    """The sum; None where one is not known, since a sum of the others would look complete."""
+    """Return the sum; None where one is not known, since a sum of the others would look complete."""
     known = [cost for cost in costs_usd if cost is not None]
     return math.fsum(known) if len(known) == len(costs_usd) else None
 
@@ -185,7 +185,7 @@ COPY = "copy of the reference"
 
 
 def kernel_label(verdict: Verdict, source: str, problem: Problem) -> str:
-    """The label of authenticity, or `COPY` for a candidate that defines nothing but what the reference does."""
+    """Return the label of authenticity, or `COPY` for a candidate that defines nothing but what the reference does."""
     label = verdict.evidence.authenticity.label
     return COPY if label not in OWN_KERNEL and is_copy(source, problem.source) else label
 
@@ -252,11 +252,11 @@ class VerdictSummary(Record):
         return self.comparison in DOUBTS
 
     def against(self, baseline: str) -> float | None:
-        """The speedup against the fastest baseline at equal accuracy (`best`), or against one of `BASELINES`."""
+        """Return the speedup against the fastest baseline at equal accuracy (`best`), or against one of `BASELINES`."""
         return self.speedup if baseline == "best" else self.usual.get(baseline)
 
     def counting(self, baseline: str = "best") -> float | None:
-        """The speedup as metrics count it; None unless it passed."""
+        """Count the speedup as metrics count it; None unless it passed."""
         speedup = self.against(baseline) if self.passed else None
         return None if speedup is None else counted_speedup(speedup, self.comparison)
 
@@ -292,7 +292,7 @@ def summarize(verdict: Verdict, reported: Mapping[str, Any] | None = None) -> Ve
 
 
 def separate_baselines(summaries: Sequence[VerdictSummary]) -> list[str]:
-    """The short names of the usual baselines that say more than the fastest of all: none where there was only one.
+    """Return the short names of the usual baselines that say more than the fastest of all: none for a single one.
 
     Eager at default precision is one of them only where it was measured separately from strict eager.
     """

@@ -145,5 +145,5 @@ def _svg_text(x: float, y: float, text: str, kind: str = "", anchor: str = "star
 
 
 def _plain(text: str) -> str:
-    """Names of problems and models come from outside, and XML has no place for control characters."""
+    """Replace control characters, which XML does not allow: names of problems and models come from outside."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

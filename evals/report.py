@@ -36,7 +36,7 @@ from kernelwright.sandbox.verdict.verdicts import Passed
 
 
 def summary_rows(views: list[View], folder: Path) -> list[dict[str, Any]]:
-    """One flat object for each problem; `speedup` is that of the best attempt, None without one.
+    """Return one flat object for each problem; `speedup` is that of the best attempt, None without one.
 
     It is against the fastest baseline at equal accuracy, which `against` names; other keys have it against the usual
     ones. `confirmed` says whether the verdict is a re-evaluation.
@@ -70,7 +70,7 @@ def _row(view: View, folder: Path) -> dict[str, Any]:
 
 
 def summary_table(views: list[View]) -> Table:
-    """A table narrow enough for any terminal: no paths, and of failures only those that decide."""
+    """Return a table narrow enough for any terminal: no paths, and of failures only those that decide."""
     table = Table(box=SIMPLE)
     table.add_column("problem", no_wrap=True)
     table.add_column("passed", no_wrap=True)
@@ -83,7 +83,7 @@ def summary_table(views: list[View]) -> Table:
 
 
 def _outcome(view: View) -> str:
-    """The best speedup, or without one the failures; and why a problem could not be judged, or not to the end."""
+    """Return the best speedup, or without one the failures; and why a problem could not be judged to the end."""
     if view.best and isinstance(view.best.ruling, Passed):
         came = speedup_words(view.best.ruling) + others_of(view.best.ruling.measurement)
     else:
@@ -92,7 +92,7 @@ def _outcome(view: View) -> str:
 
 
 def _judged(view: View) -> int:
-    """The number of finished attempts; the last ask to recorded answers that are used up does not count."""
+    """Return the number of finished attempts; the last ask to recorded answers that are used up does not count."""
     return sum(1 for attempt in view.attempts if attempt.finished)
 
 
@@ -101,7 +101,7 @@ def _passed(view: View) -> int:
 
 
 def ending_words(view: View) -> str:
-    """The reason why a search ended, `not judged: ...` where no candidate could be judged; empty while it goes on.
+    """Return the reason why a search ended, `not judged: ...` where nothing could be judged; empty while it goes on.
 
     A reason may quote an exception of a reference, so control characters are escaped.
     """
@@ -208,7 +208,7 @@ def run_tree(title: str, views: Mapping[str, View]) -> Tree:
 
 
 def attempt_words(attempt: Attempt, best: bool) -> Text:
-    """`7 improve, tile the rows: passed, 1.42 x, 0.81 ms`, and a star for the best."""
+    """Describe an attempt: `7 improve, tile the rows: passed, 1.42 x, 0.81 ms`, and a star for the best."""
     idea = f", {escaped(attempt.ask.idea)}" if attempt.ask.idea else ""
     style = next((style for start, style in STYLES.items() if attempt.outcome.startswith(start)), "")
     words = Text(f"{attempt.number} {attempt.ask.role}{idea}: ")
@@ -277,7 +277,7 @@ def scored_words(scored: Scored) -> str:
 
 
 def results_of(done: Sequence[Scored], problems: Mapping[str, Problem], baseline: str) -> list[Result]:
-    """The samples of a batch against the fastest of all baselines (`best`), or against one of `BASELINES`."""
+    """Return the samples of a batch against the fastest of all baselines (`best`), or against one of `BASELINES`."""
     return [
         Result(
             problem=one.file.problem,
@@ -292,7 +292,7 @@ def results_of(done: Sequence[Scored], problems: Mapping[str, Problem], baseline
 
 
 def batch_table(done: Sequence[Scored], problems: Mapping[str, Problem]) -> Table:
-    """Rates over all candidates, by level and by family where there are several; all against the fastest baseline.
+    """Draw up rates over all candidates, by level and by family where there are several, against the fastest baseline.
 
     Where there were several baselines, a row for each of the usual ones that was measured separately.
     """

@@ -70,7 +70,7 @@ class LeftOut(Record):
 
 
 def suite(name: str, target: str, dtype: str | None = None) -> tuple[str, ...]:
-    """The problems of a suite, in order; `ProblemError` for an unknown name.
+    """Return the problems of a suite, in order; `ProblemError` for an unknown name.
 
     `dtype`: what they are to be cast to; where no answer is recorded for that, they are the same as without.
     """
@@ -312,5 +312,5 @@ def first_prompt(problem: Problem, target: Target) -> Prompt:
 
 
 def default_size(problem: str, target: Target) -> str | None:
-    """`gpu` for a catalog problem under a GPU target; None, that is the problem's own default, otherwise."""
+    """Return `gpu` for a catalog problem under a GPU target, else None: the problem's own default."""
     return "gpu" if problem in catalog_names() and TARGETS[target].device == "cuda" else None

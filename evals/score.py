@@ -83,7 +83,7 @@ class Scored(NamedTuple):
 
 
 def collect_problems(where: str, size: str | None = None, dtype: str | None = None) -> Collected:
-    """The problems under a folder, or the one of a path or catalog name; cast to a dtype where one is given.
+    """Collect the problems under a folder, or the one of a path or catalog name; cast to a dtype where one is given.
 
     A problem is named by its path within the folder, without `.py`; a folder with a `problem.toml` is one problem. A
     file that cannot be read does not hide the others. Raises `ProblemError` where there is none at all.
@@ -117,7 +117,7 @@ def problem_paths(folder: Path) -> Iterator[Path]:
 
 
 def collect_candidates(folder: Path, names: Mapping[str, object]) -> tuple[list[CandidateFile], list[str]]:
-    """The candidate files under a folder in the order of their names, and those that belong to none of the problems.
+    """Collect the candidate files under a folder by name, and those that belong to none of the problems.
 
     A file belongs to a problem where a folder on its path has the problem's name; where its own name is the problem's,
     perhaps with `__`, `.` or `-` and more behind; or where it has KernelBench's name for a generated file. Raises
@@ -146,7 +146,7 @@ def collect_candidates(folder: Path, names: Mapping[str, object]) -> tuple[list[
 
 
 def _problem_of(place: PurePosixPath, by_stem: Mapping[str, Sequence[str]]) -> str | None:
-    """The problem whose name a folder or the file has; of several with one stem, the one whose folders are in the path.
+    """Return the problem that a folder or the file is named by; of several with one stem, by the folders of the path.
 
     None where that leaves a doubt.
     """
@@ -160,7 +160,7 @@ def _problem_of(place: PurePosixPath, by_stem: Mapping[str, Sequence[str]]) -> s
 
 
 def read_source(path: Path) -> str:
-    """The text of a candidate file. Raises `OSError`, also for one that is too large."""
+    """Read the text of a candidate file. Raises `OSError`, also for one that is too large."""
     if path.stat().st_size > LARGEST_BYTES:
         raise OSError(0, f"larger than {LARGEST_BYTES // 2**20} MiB")
     return path.read_text(encoding="utf-8", errors="replace")
@@ -292,7 +292,7 @@ class Verifier:
         self._found: dict[str, dict[tuple[str, str], JudgedKernel]] = {}
 
     def lookup(self, folder: str, problem_digest: str, candidate_digest: str) -> JudgedKernel | None:
-        """The latest re-evaluation of a kernel; one of the current judge version before any other."""
+        """Return the latest re-evaluation of a kernel; one of the current judge version before any other."""
         if folder not in self._found:
             path = Path(folder) / VERIFIED
             known = VerdictStore.read(path) if path.exists() else []
@@ -355,7 +355,7 @@ def judged_here(problem: Problem, candidate: Candidate, settings: Settings, devi
 
 
 def _settings(config: dict[str, Any]) -> Settings:
-    """The judge's settings of the run at effort `rank` with more pairs; the defaults where they cannot be read."""
+    """Return the run's settings at effort `rank` with more pairs; the defaults where they are unreadable."""
     try:
         settings = Settings.model_validate(config.get("judging") or {})
     except ValidationError:

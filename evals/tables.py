@@ -170,7 +170,7 @@ class TerminalColumn(NamedTuple):
 
 
 def board_tables(board: Board, width: int) -> list[Table]:
-    """As many tables as the width takes for all columns; each begins with the first `IN_FRONT` of them."""
+    """Split the columns into as many tables as the width needs; each begins with the first `IN_FRONT` of them."""
     rows = [headings(board), *(row_texts(row, board) for row in board.rows)]
     columns = [TerminalColumn(tuple(escaped(text) for text in texts)) for texts in zip(*rows, strict=True)]
     groups = [columns[:IN_FRONT]]
@@ -204,7 +204,7 @@ def _longest(texts: Iterable[str]) -> int:
 
 
 def unranked(board: Board) -> str:
-    """The problems that are not ranked, each with the reason in its cells."""
+    """Return the problems that are not ranked, each with the reason in its cells."""
     why = {cell.problem: cell.why for row in board.rows for cell in row.cells if cell.status == "weak problem"}
     return "Not ranked: " + ", ".join(f"{name} ({why[name]})" if why.get(name) else name for name in board.weak)
 
@@ -232,7 +232,7 @@ def _md_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def markdown_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows under names, in Markdown; the texts are not escaped."""
+    """Write rows under names in Markdown; the texts are not escaped."""
     return "\n".join(f"| {' | '.join(line)} |" for line in [names, ["---"] * len(names), *rows])
 
 
@@ -273,7 +273,7 @@ def as_json(boards: Sequence[Board]) -> str:
 
 
 def as_html(boards: Sequence[Board]) -> str:
-    """One page by itself; every text in it is escaped, and it runs no script."""
+    """Write one page by itself; every text in it is escaped, and it runs no script."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("kernelwright.evals"), autoescape=True, undefined=StrictUndefined)

@@ -158,7 +158,7 @@ class VerdictStore:
 
     @staticmethod
     def read(path: Path) -> list[Judgement]:
-        """All judgements of a file, which may be one that cannot be written."""
+        """Read all judgements of a file, which may be one that cannot be written."""
         with _sqlite_errors(path):
             return [Judgement.model_validate_json(row[0]) for row in rows_of(path, "record")]
 
@@ -183,7 +183,7 @@ def _to_wal(connection: sqlite3.Connection) -> None:
 
 
 def rows_of(path: Path, columns: str, table: str = "judgements") -> list[tuple[Any, ...]]:
-    """Rows of a file that may be read-only; no texts in one of an older release. Raises `JudgementsError`."""
+    """Read rows of a file that may be read-only; one of an older release has no texts. Raises `JudgementsError`."""
     with _sqlite_errors(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source:
         if table == "texts" and not source.execute("SELECT 1 FROM sqlite_master WHERE name = 'texts'").fetchone():
             return []
@@ -201,7 +201,7 @@ def _sqlite_errors(path: Path) -> Iterator[None]:
 
 
 def source_digest(source: str) -> str:
-    """The digest of the candidate with that source, without detecting its language."""
+    """Return the digest of the candidate with that source, without detecting its language."""
     return hashlib.sha256(source.encode()).hexdigest()
 
 
@@ -213,7 +213,7 @@ def is_score(folder: Path) -> bool:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """The folder itself where it is a run or a score, else those right under it. Raises `RunLogError` for none."""
+    """Return the folder where it is a run or a score, else those right under it. Raises `RunLogError` for none."""
     if is_score(folder) or (folder / HEADER).exists():
         return [folder]
     found = sorted({path.parent for name in (HEADER, DATABASE) for path in folder.glob(f"*/{name}")})
@@ -224,7 +224,7 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def last_judgement(folder: Path) -> int | None:
-    """The number of a score's last judgement, which grows with each; None for a run."""
+    """Return the number of a score's last judgement, which grows with each; None for a run."""
     return int(rows_of(folder / DATABASE, "max(rowid)")[0][0] or 0) if is_score(folder) else None
 
 
@@ -368,7 +368,7 @@ class RunSummary(Record):
 
 
 def run_summary(folder: Path) -> RunSummary:
-    """The summary of a run, from `derived.json` where it is as new as the log and of this judge version.
+    """Return the summary of a run, from `derived.json` where it is as new as the log and of this judge version.
 
     Otherwise it is derived again and kept, unless the folder cannot be written. Raises `RunLogError`.
     """
@@ -387,7 +387,7 @@ def run_summary(folder: Path) -> RunSummary:
 
 
 def summaries(folders: Iterable[Path], leave_out: Callable[[RunLogError], None] | None = None) -> Iterator[RunSummary]:
-    """The summaries of all runs and scores in, or right under, the folders; a score has one for each device.
+    """Return the summaries of all runs and scores in, or right under, the folders; a score has one for each device.
 
     Raises `RunLogError` for a folder with none. Of several under a folder, `leave_out` is called for those that cannot
     be read; without it that is raised too.
@@ -466,7 +466,7 @@ def _effort(view: View, until: Attempt | None) -> Effort | None:
 
 
 def _best_kernel(log: RunLog, problem: Problem, best: Attempt, found: list[Event]) -> JudgedKernel:
-    """The best kernel; its record is the event of the verdict that counts, for a score the key of the judgement.
+    """Return the best kernel; its record is the event of the verdict that counts, for a score the key of the judgement.
 
     A verdict that names no judge version has the run's, unless a later process resumed the run.
     """

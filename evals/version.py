@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def own_version() -> str:
-    """The installed version, or that of the checkout where the packages are used without being installed."""
+    """Return the installed version, or that of the checkout where the packages are used without being installed."""
     try:
         return version("kernelwright")
     except PackageNotFoundError:
@@ -18,7 +18,7 @@ def own_version() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this file lies in, with `+` where it has changes; None outside a checkout."""
+    """Return the commit of this file's checkout, with `+` where it has changes; None outside a checkout."""
     if not (ROOT / ".git").exists():
         return None
     try:

@@ -71,7 +71,7 @@ def json_option(help: str) -> Any:
 
 
 def own_command() -> str:
-    """The words that start this program: its name where it is on the path, else those that it was started with."""
+    """Return the words that start this program: its name where it is on the path, else its own command line."""
     if shutil.which("kernelwright"):
         return "kernelwright"
     return f"{sys.executable} -m kernelwright" if sys.argv[0].endswith("__main__.py") else sys.argv[0]
@@ -215,7 +215,7 @@ def _readable(path: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def writing(out: Path) -> Iterator[None]:
-    """A block that writes below `out`: `UserMistake` with the remedy where the disk refuses."""
+    """Guard a block that writes below `out`: `UserMistake` with the remedy where the disk refuses."""
     try:
         yield
     except OSError as error:
@@ -230,7 +230,7 @@ def table_console(highlight: bool = True) -> "Console":
 
 
 def fit_for(stream: TextIO, source: str) -> str:
-    """A candidate's source for a stream: a file gets it as it is, a terminal would take some of it for commands."""
+    """Prepare a candidate's source for a stream: as it is for a file, escaped for a terminal."""
     from kernelwright.sandbox.logs import escaped
 
     return escaped(source) if stream.isatty() else source

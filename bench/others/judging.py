@@ -90,7 +90,7 @@ def read(path: Path) -> list[Released]:
 
 
 def with_present_reference(one: Released, tree: Path) -> Released:
-    """The same kernel for KernelBench's present problem of that name."""
+    """Return the same kernel for KernelBench's present problem of that name."""
     level, _, number = one.name.partition("/")
     root = tree / "KernelBench" if (tree / "KernelBench").is_dir() else tree
     text = next((root / level).glob(f"{number}_*.py")).read_text(encoding="utf-8")
@@ -103,7 +103,7 @@ def _problem(name: str, source: str, dtype: str | None = None) -> Problem:
 
 
 def _cuda_l1(path: Path) -> Iterator[Released]:
-    """A list of objects, or a line for each; some have no kernel, or the text `None` in its place."""
+    """Return a list of objects, or a line for each; some have no kernel, or the text `None` in its place."""
     text = path.read_text(encoding="utf-8")
     rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines()]
     for row in rows:

@@ -60,14 +60,14 @@ class Row(Record):
 
 
 def outcome_of(verdict: Verdict) -> tuple[str, str]:
-    """The outcome and why, as a row has them."""
+    """Return the outcome and why, as a row has them."""
     if isinstance(verdict, Passed):
         return "passed", verdict.measurement.comparison
     return f"failed: {verdict.stage}", " ".join(verdict.reason.split())[:REASON]
 
 
 def read_rows(*paths: Path) -> list[Row]:
-    """The rows of files, the last of each key; a file that is not there has none."""
+    """Read the rows of files, the last of each key; a file that is not there has none."""
     found: dict[tuple[str | None, ...], Row] = {}
     for path in paths:
         if path.suffix == ".gz":
@@ -159,7 +159,7 @@ def keep(words: Sequence[str]) -> Report:
 
 
 def page(rows: Iterable[Row]) -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     found = list(rows)
     parts = [INTRO, _circumstances(found)]
     for sizes, title in (("released", "At the sizes of the release"), ("present", "At KernelBench's present sizes")):

@@ -56,7 +56,7 @@ def judge_again(folder: Path, tree: Path, report: Callable[[str], None], minutes
 
 
 def problem_of(row: Kept, tree: Path) -> Problem:
-    """The problem of a row, from a checkout. `ProblemError` where that has another one under its address."""
+    """Return the problem of a row, from a checkout. `ProblemError` where that has another one under its address."""
     dtype = None if row.dtype == "float32" else row.dtype
     problem = load_problem(f"{tree}{SEPARATOR}{row.address}", dtype=dtype)
     if problem.digest != row.facts.digest:

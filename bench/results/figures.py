@@ -143,7 +143,7 @@ def is_at_the_wall(kept: Kept, cell: LeaderboardCell) -> bool:
 
 
 def copy_share(kept: Kept, cell: LeaderboardCell) -> float | None:
-    """A copy's time over the kernel's; None where it is not known, or in doubt, or nothing counts."""
+    """Return a copy's time over the kernel's; None where it is not known, or in doubt, or nothing counts."""
     return _share_of_time(cell, kept.copy_ms)
 
 
@@ -153,7 +153,7 @@ def is_faster(cell: LeaderboardCell) -> bool:
 
 
 def floor_share(cell: LeaderboardCell) -> float | None:
-    """The roofline's time over the kernel's; None where it is not known, or in doubt, or nothing counts."""
+    """Return the roofline's time over the kernel's; None where it is not known, or in doubt, or nothing counts."""
     return _share_of_time(cell, cell.published and cell.published.floor_ms)
 
 
@@ -256,7 +256,7 @@ class IdeaFigures(NamedTuple):
 
 
 def by_idea(rows: Sequence[Kept]) -> dict[str, IdeaFigures]:
-    """The ideas by gain, those that improved nothing last. Tried and won are as the search itself counts them."""
+    """Return the ideas by gain, those that improved nothing last. Tried and won are counted as by the search."""
     tried: Counter[str] = Counter()
     won: Counter[str] = Counter()
     gains: dict[str, list[float]] = {}

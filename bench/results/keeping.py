@@ -61,7 +61,7 @@ class Selection(Record):
     """By the benchmark's own address, such as `level1/5`."""
 
     def asked(self, dtype: str) -> list[str]:
-        """The addresses of those that are judged in this dtype."""
+        """Return the addresses of those that are judged in this dtype."""
         return [address for address, chosen in self.problems.items() if dtype in chosen.dtypes]
 
     @property
@@ -86,7 +86,7 @@ class Selection(Record):
 
 
 def read_selection(folder: Path) -> Selection:
-    """The selection of a folder of results. Raises `ProblemError`."""
+    """Read the selection of a folder of results. Raises `ProblemError`."""
     path = folder / FILE
     try:
         return Selection.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -98,7 +98,7 @@ def read_selection(folder: Path) -> Selection:
 
 
 def files_of(tree: Path) -> Iterable[Path]:
-    """The files of all levels of a checkout."""
+    """Return the files of all levels of a checkout."""
     return (path for level in level_folders(tree) for path in sorted(level.glob("*.py")))
 
 
@@ -132,7 +132,7 @@ def copy_chosen(selection: Selection, tree: Path, out: Path) -> None:
 
 
 def commands(selection: Selection, tree: Path, out: Path, model: str) -> list[str]:
-    """The `kernelwright run` of each dtype, over a tree that holds the chosen problems alone."""
+    """Return the `kernelwright run` of each dtype, over a tree that holds the chosen problems alone."""
     said = []
     for dtype in selection.dtypes:
         numbers: dict[str, list[str]] = {}
@@ -214,7 +214,7 @@ def _entrant(one: Searched) -> tuple[str, ...]:
 
 
 def _write_kernels(folder: Path, found: Sequence[Searched]) -> None:
-    """The best kernel of each problem; kernels that are none any more go away."""
+    """Write the best kernel of each problem; kernels that are none any more go away."""
     texts: dict[Path, str] = {}
     for one in found:
         best = one.facts.best

@@ -180,7 +180,7 @@ def read_notes(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def page(index: Index, selection: Selection, found: Sequence[DtypeBoard], folder: Path) -> str:
-    """The text of the page; `folder` has what is beside the index: sentences, and outcomes of tools."""
+    """Return the text of the page; `folder` has what is beside the index: sentences, and outcomes of tools."""
     notes, found_by = read_notes(folder), read_hazards(folder)
     parts = [_head(selection, found), *_missing(index, selection), _rounds(index)]
     parts.append(markdown_table(SHORT, [(one.dtype, *_short(one, one.ranked)) for one in found]))
@@ -304,7 +304,7 @@ def _how(kept: Kept, cell: LeaderboardCell, hazards: Mapping[str, Mapping[str, s
 
 
 def _above(found: Sequence[DtypeBoard], notes: dict[str, dict[str, str]]) -> str:
-    """A sentence for each large factor."""
+    """Return a sentence for each large factor."""
     lines = []
     for one in found:
         for kept, cell in one.pairs:
@@ -316,7 +316,7 @@ def _above(found: Sequence[DtypeBoard], notes: dict[str, dict[str, str]]) -> str
 
 
 def _rounds(index: Index) -> str:
-    """The status of each round."""
+    """Return the status of each round."""
     lines = [tuple(map(str, one)) for one in figures.rounds(index.rows)]
     return f"{ROUNDS}\n\n{markdown_table(('dtype', 'round', 'asked', 'answered', 'judged'), lines)}"
 

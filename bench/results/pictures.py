@@ -27,7 +27,7 @@ OWN = """
 
 
 def speedups(dtype_board: DtypeBoard) -> str:
-    """A row for each problem: every right answer, the best with its interval, and where the floor would be."""
+    """Return a row for each problem: every right answer, the best with its interval, and where the floor would be."""
     known = [trial.speedup for kept, _ in dtype_board.pairs for trial in kept.tries if trial.speedup is not None]
     floors = [place for _, cell in dtype_board.pairs if (place := _floor_place(cell)) is not None]
     axis = axis_for([*known, *floors])
@@ -45,7 +45,7 @@ def speedups(dtype_board: DtypeBoard) -> str:
 
 
 def fast_curves(dtype_board: DtypeBoard) -> str:
-    """The share of problems that are right and more than p times as fast, over p, against each baseline."""
+    """Return the share of problems that are right and more than p times as fast, over p, against each baseline."""
     found = {name: results for name, results in dtype_board.results().items() if results}
     speeds = [one.speedup for results in found.values() for one in results if one.speedup is not None]
     axis = Axis(low=0.5, high=max(axis_for(speeds).high, 2.0))

@@ -80,7 +80,7 @@ class Searched(Record):
 
 
 def searched(folder: Path) -> list[Searched]:
-    """The record of each problem of a run. Raises `RunLogError`, and `ProblemError` for what no judge has judged."""
+    """Return the record of each problem of a run. Raises `RunLogError`, and `ProblemError` for a simulated run."""
     facts = {one.problem: one for one in run_summary(folder).problems}
     with RunLog.open(folder) as log:
         if log.header.device == "simulated":
@@ -261,7 +261,7 @@ class Index(Record):
     rows: tuple[Kept, ...]
 
     def run_summary(self, row: Kept) -> RunSummary:
-        """A row as evals' boards take it."""
+        """Return a row as evals' boards take it."""
         return facts_of(row.run, self.runs[row.run], row.facts)
 
 
@@ -281,7 +281,7 @@ def facts_of(run: str, header: dict[str, Any], facts: ProblemSummary) -> RunSumm
 
 
 def read_index(folder: Path) -> Index:
-    """The index of a folder of results. Raises `ProblemError`, also where there is none yet."""
+    """Read the index of a folder of results. Raises `ProblemError`, also where there is none yet."""
     path = folder / INDEX
     if not path.exists():
         raise ProblemError(
@@ -309,7 +309,7 @@ def records_in(folder: Path) -> list[Searched]:
 
 
 def indexed(found: Iterable[Searched], again: Sequence[Judgement]) -> Index:
-    """The index of records and second judgings. Pure."""
+    """Return the index of records and second judgings. Pure."""
     ordered = sorted(found, key=lambda one: one.place)
     runs = {one.run: one.header | {"ended": _ended(one.run, ordered)} for one in ordered}
     return Index(runs=runs, rows=tuple(_row(one, again) for one in ordered))
@@ -349,7 +349,7 @@ def _row(one: Searched, again: Sequence[Judgement]) -> Kept:
 
 
 def _best_measurement(one: Searched) -> Measurement | None:
-    """The measurement of the best kernel."""
+    """Return the measurement of the best kernel."""
     digest = one.facts.best.candidate_digest if one.facts.best else ""
     for attempt in (answered.attempt for answered in one.attempts):
         if attempt.candidate and attempt.candidate.digest == digest and isinstance(attempt.ruling, Passed):
@@ -408,7 +408,7 @@ def _shortened(text: str) -> str:
 
 
 def _second(facts: ProblemSummary, again: Sequence[Judgement]) -> SecondJudging | None:
-    """The latest judging of the best kernel."""
+    """Return the latest judging of the best kernel."""
     if facts.best is None:
         return None
     kernel = facts.digest, facts.best.candidate_digest

@@ -29,7 +29,7 @@ GUARD = re.compile(r"(?:CUDA|Device)Guard|torch\.cuda\.device\(|cuda\.device_of|
 
 
 def tags(source: str, dtype: str, is_below_roofline: bool = False) -> tuple[str, ...]:
-    """The tags of a kernel for a problem in `dtype`; `is_below_roofline`: it needs fewer operations than counted."""
+    """Return the tags of a kernel for a problem in `dtype`; `is_below_roofline`: with fewer operations than counted."""
     code = COMMENT.sub("", source)
     found = []
     cores = TENSOR_CORES.search(code)
@@ -61,7 +61,7 @@ def _waits_for_blocks(code: str) -> bool:
 
 
 def _rest(code: str, at: int) -> str:
-    """A loop from its opening bracket: of `do` the block and its condition, of `while` condition and one statement."""
+    """Return a loop from its opening bracket: `do` with block and condition, `while` with condition and statement."""
     first = _block(code, at)
     after = code[at + len(first) :]
     if code[at] == "{":
@@ -71,7 +71,7 @@ def _rest(code: str, at: int) -> str:
 
 
 def _block(code: str, at: int) -> str:
-    """The text from the bracket at this place to the one that closes it."""
+    """Return the text from the bracket at this place to the one that closes it."""
     opening, closing = ("{", "}") if code[at] == "{" else ("(", ")")
     depth = 0
     for end in range(at, len(code)):

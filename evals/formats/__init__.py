@@ -32,7 +32,7 @@ def candidate_format(path: Path) -> CandidateFormat | None:
 
 
 def read_candidates(path: Path, definitions: Mapping[str, Definition]) -> Samples:
-    """The candidates there. `ProblemError` where there are none; definitions are for solutions that fill outputs."""
+    """Read the candidates. `ProblemError` where there are none; solutions that fill outputs need `definitions`."""
     match candidate_format(path):
         case "leaderboard":
             return kernelbench.read_samples(path)

@@ -114,14 +114,14 @@ class Solution(Foreign):
 
 
 def solution_files(root: Path) -> list[Path]:
-    """The solutions at or under `root`: files of a folder `solutions`, and every `solution*.json`."""
+    """Return the solutions at or under `root`: files of a folder `solutions`, and every `solution*.json`."""
     if root.is_file():
         return [root]
     return sorted({*root.rglob("solutions/**/*.json"), *root.rglob("solution*.json")})
 
 
 def read_solution(path: Path) -> Solution:
-    """The solution in a file; `ProblemError` where it is none."""
+    """The solution in a file; `ProblemError` for another file."""
     try:
         return Solution.model_validate(read_json(read_text(path), str(path)))
     except ValidationError as error:
@@ -129,7 +129,7 @@ def read_solution(path: Path) -> Solution:
 
 
 def read_samples(root: Path, definitions: Mapping[str, Definition]) -> Samples:
-    """The candidates of all solutions under `root`. Without their definition, only those that return their outputs."""
+    """Read the candidates of all solutions under `root`. Without a definition, only those that return outputs."""
     samples: list[Sample] = []
     refused: list[tuple[str, str]] = []
     notes: list[str] = []
@@ -149,7 +149,7 @@ def read_samples(root: Path, definitions: Mapping[str, Definition]) -> Samples:
 
 
 def source_of(solution: Solution, definition: Definition | None) -> str:
-    """A candidate that does the same as the solution, whose function may fill outputs that it is given.
+    """Return a candidate that does the same as the solution, whose function may fill outputs that it is given.
 
     Raises `ProblemError`, also where the definition is needed and None, and `Unsupported` for what cannot be wrapped.
     """
@@ -209,7 +209,7 @@ def _native(solution: Solution, given: Mapping[str, str], symbol: str) -> str:
 
 
 def _included(path: str, texts: Mapping[str, str], above: tuple[str, ...] = ()) -> str:
-    """The text of a file with the given files that it includes, each once."""
+    """Return the text of a file with the given files that it includes, each once."""
 
     def put(match: re.Match[str]) -> str:
         sibling = str(PurePosixPath(path).parent / match[1])
@@ -222,7 +222,7 @@ def _included(path: str, texts: Mapping[str, str], above: tuple[str, ...] = ()) 
 
 
 def _filling(definition: Definition) -> str:
-    """A `ModelNew` that allocates the outputs, whose sizes follow from the definition and the inputs' shapes."""
+    """Return a `ModelNew` that allocates the outputs, whose sizes follow from the definition and the inputs' shapes."""
     sizes: dict[str, str] = {name: repr(axis.value) for name, axis in definition.axes.items() if axis.value is not None}
     for name, spec in definition.inputs.items():
         for dimension, axis in enumerate(spec.shape or ()):
@@ -286,7 +286,7 @@ def solution_of(outcome: Outcome, flavour: Flavour, hardware: str) -> Solution:
 
 
 def solution_name(sample: Sample, problem: Problem) -> str:
-    """The name that connects solution and traces: definition, and the candidate's digest."""
+    """Return the name that connects solution and traces: definition, and the candidate's digest."""
     title = problem.origin.title if problem.origin else problem.name
     return safe_name(sample.name or f"{title}_{sample.candidate.digest[:12]}")
 

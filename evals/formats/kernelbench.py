@@ -45,7 +45,7 @@ FOREIGN_BACKENDS = {
 
 
 def language_of_backend(backend: str) -> LanguageName:
-    """The language that answers for their backend are asked for in; `ProblemError` with the reason where none is."""
+    """Return the language of candidates for their backend; `ProblemError` with the reason where none is."""
     name = backend.lower()
     if name in FOREIGN_BACKENDS:
         raise ProblemError(f"KernelBench's backend {name!r} is not supported: {FOREIGN_BACKENDS[name]}")
@@ -88,7 +88,7 @@ Baselines = dict[str, dict[str, TimeStats]]
 
 
 def run_files(folder: Path) -> list[Path]:
-    """The kernel files of a run folder, or of a folder with one for each level."""
+    """Return the kernel files of a run folder, or of a folder with one for each level."""
     return sorted(path for path in [*folder.glob("*.py"), *folder.glob("*/*.py")] if FILE.fullmatch(path.stem))
 
 
@@ -146,7 +146,7 @@ def write_run(folder: Path, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def split(outcomes: Iterable[Outcome]) -> tuple[dict[int, list[Outcome]], list[str]]:
-    """The outcomes by level, in the order of problems and samples; and why others are left out."""
+    """Return the outcomes by level, in the order of problems and samples; and why others are left out."""
     fitting: dict[int, list[Outcome]] = defaultdict(list)
     left: dict[str, None] = {}
     for outcome in sorted(outcomes, key=lambda one: (one.sample.bench_id or (0, 0), one.sample.number)):
@@ -158,7 +158,7 @@ def split(outcomes: Iterable[Outcome]) -> tuple[dict[int, list[Outcome]], list[s
 
 
 def eval_results(outcomes: Iterable[Outcome]) -> EvalResults:
-    """The results of one level, in the order in which they come: their analysis pairs them with baselines by order."""
+    """Return the results of one level, in the given order, by which their analysis pairs them with baselines."""
     found: EvalResults = defaultdict(list)
     for outcome in outcomes:
         assert outcome.sample.bench_id is not None
@@ -221,7 +221,7 @@ def stats_of(samples_ms: Sequence[float], outcome: Outcome) -> TimeStats:
 
 
 def baseline_times(outcomes: Iterable[Outcome]) -> dict[str, Baselines]:
-    """The times of each baseline by the name of its file: all samples from judgings, by the clock of the latest."""
+    """Return the times of each baseline by the name of its file: all samples by the clock of the latest."""
     samples: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     latest: dict[str, Outcome] = {}
     clocks: dict[str, str] = {}
@@ -248,7 +248,7 @@ def baseline_times(outcomes: Iterable[Outcome]) -> dict[str, Baselines]:
 
 
 def _baseline_file(baseline: str) -> str:
-    """KernelBench's name of the file; it has none of its own for eager at default precision."""
+    """Return KernelBench's name of the file; it has none of its own for eager at default precision."""
     if baseline in (EAGER, AS_SHIPPED):
         return "baseline_time_torch" + ("_as_shipped" if baseline == AS_SHIPPED else "")
     return f"baseline_time_torch_compile_inductor_{baseline.removeprefix(f'{COMPILED} ')}"
@@ -277,7 +277,7 @@ class Submission(Foreign):
 
 
 def read_submission(path: Path) -> Submission:
-    """The file as it is; `ProblemError` where it is none."""
+    """Read the file as it is; `ProblemError` for another file."""
     try:
         return Submission.model_validate(read_json(read_text(path), str(path)))
     except ValidationError as error:
@@ -300,7 +300,7 @@ def read_samples(path: Path) -> Samples:
 
 
 def submission_of(outcomes: Sequence[Outcome], metadata: Metadata) -> tuple[Submission, list[str]]:
-    """The submission of these outcomes: the fastest correct sample of each problem, else its first.
+    """Return the submission of these outcomes: the fastest correct sample of each problem, else its first.
 
     Their board takes one sample a problem, number 0. Returns also why others are left out.
     """

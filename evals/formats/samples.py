@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
 
 
 def best_of(outcomes: Iterable[Outcome]) -> dict[str, Outcome]:
-    """The best outcome of each problem where one passed; for a run, that of its best attempt."""
+    """Return the best outcome of each problem where one passed; for a run, that of its best attempt."""
     by_problem: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_problem.setdefault(outcome.problem.name, []).append(outcome)

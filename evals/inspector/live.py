@@ -63,7 +63,7 @@ class LiveRuns:
 
 
 def application(runs: LiveRuns) -> Starlette:
-    """The application; serve it on the loopback interface only."""
+    """Return the application; serve it on the loopback interface only."""
 
     def home(_: Request) -> Response:
         links = "".join(f'<li><a href="/run/{escape(name)}/">{escape(name)}</a></li>' for name in runs.folders)

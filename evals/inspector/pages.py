@@ -100,7 +100,7 @@ class RunModel:
         return kernel_label(attempt.ruling, self.log.text(attempt.candidate.digest), problem)
 
     def detail(self, name: str, number: int) -> Data:
-        """All of one attempt. Raises `RunLogError` where the run has no such problem or attempt."""
+        """Return all of one attempt. Raises `RunLogError` where the run has no such problem or attempt."""
         self.log.problem(name)  # raises where there is none
         attempt = attempt_of(self.views[name], number)
         reply = self.log.reply(attempt.reply_digest) if attempt.reply_digest else None
@@ -135,7 +135,7 @@ class RunModel:
 
 
 def reproduction(folder: Path, problem: str, attempt: Attempt) -> str:
-    """Commands that judge an attempt again, by all rules of its problem, on any machine that has the run.
+    """Return commands that judge an attempt again, by all rules of its problem, on any machine that has the run.
 
     The last one needs no run: both texts of the problem are in the pages.
     """
@@ -152,7 +152,7 @@ def reproduction(folder: Path, problem: str, attempt: Attempt) -> str:
 
 
 def attempt_of(view: View, number: int) -> Attempt:
-    """The attempt of that number. Raises `RunLogError` where there is none."""
+    """Return the attempt of that number. Raises `RunLogError` where there is none."""
     if not 1 <= number <= len(view.attempts):
         there = f"1 to {len(view.attempts)}" if view.attempts else "none yet"
         raise RunLogError(f"problem {view.problem!r} has no attempt {number}; there are: {there}")
@@ -160,7 +160,7 @@ def attempt_of(view: View, number: int) -> Attempt:
 
 
 def source_of(log: RunLog, problem: str, what: int | ProblemText) -> str | None:
-    """The source of an attempt's candidate, None without one; or a text of the problem.
+    """Return the source of an attempt's candidate, None without one; or a text of the problem.
 
     Raises `RunLogError` where the run has no such problem or attempt.
     """
@@ -178,7 +178,7 @@ def _passed(attempt: Attempt) -> Passed | None:
 
 
 def _said(verdict: Passed, side: str) -> str | None:
-    """The speedup against a baseline in words, with its interval and its doubts."""
+    """Return the speedup against a baseline in words, with its interval and its doubts."""
     found = verdict.measurement
     pairing = found.against(BASELINES[side]) if side in BASELINES else found.closest
     return speedup_words(verdict, pairing).replace(" x", " \u00d7", 1) if pairing else None
@@ -253,7 +253,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def find_attempt(text: str) -> tuple[str, int | ProblemText] | None:
-    """`rms_norm/3` as problem and number, `rms_norm/reference` and `rms_norm/manifest`; None for anything else."""
+    """Parse `rms_norm/3`, `rms_norm/reference` or `rms_norm/manifest`; None for anything else."""
     match = re.fullmatch(r"(.+)/(\d+|reference|manifest)", text)
     if match is None:
         return None
@@ -267,7 +267,7 @@ STRICT = '"use strict";\n'
 
 
 def page(title: str, form: Literal["file", "live"], data: Mapping[str, str]) -> str:
-    """The complete page. `data` are base64 texts by the id of the element that holds each.
+    """Return the complete page. `data` are base64 texts by the id of the element that holds each.
 
     Scripts make elements from the text of that data. The page's policy allows only its own script, and requests only to
     its own server (a file: none).
@@ -292,7 +292,7 @@ def page(title: str, form: Literal["file", "live"], data: Mapping[str, str]) -> 
 
 
 def policy(script: str, style: str, form: Literal["file", "live"]) -> str:
-    """The Content-Security-Policy: this script, this style, nothing else; no code from text."""
+    """Return the Content-Security-Policy: this script, this style, nothing else; no code from text."""
     parts = {
         "default-src": "'none'",
         "script-src": _hash(script),
@@ -338,7 +338,7 @@ def export(folder: Path, out: Path) -> int:
 
 
 def exported(model: RunModel) -> str:
-    """The file's text. Where it would become too large, long texts are cut, and say so."""
+    """Return the file's text. Where it would become too large, long texts are cut, and say so."""
     details = {
         (name, attempt.number): model.detail(name, attempt.number)
         for name, view in model.views.items()

@@ -114,7 +114,7 @@ def _write(to: str, out: Path, outcomes: "list[Outcome]", name: str) -> list[str
 
 
 def _traces(out: Path, outcomes: "list[Outcome]", sol: bool) -> list[str]:
-    """`solutions/NAME.json` and `traces/DEFINITION.jsonl`."""
+    """Write `solutions/NAME.json` and `traces/DEFINITION.jsonl`."""
     from kernelwright.evals.formats.flashinfer import solution_of, trace_of, traces_text, write_solution
 
     left: list[str] = []

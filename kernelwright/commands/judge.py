@@ -158,7 +158,7 @@ def _recheck(text: str, as_json: bool) -> NoReturn:
 
 
 def _source_in(text: str, name: str) -> str:
-    """The text, or the source in it where it is not Python but a model's whole reply with fenced code."""
+    """Return the text, or the source in it where it is a model's whole reply with fenced code."""
     try:
         parse_module(text)
         return text

@@ -89,7 +89,7 @@ class Checks:
             self._begin()
 
     def line(self, wanted: Wanted) -> "Checked":
-        """Raises `MachineError`."""
+        """Check one problem. Raises `MachineError`."""
         from kernelwright.evals.checking import begun, check_entry, examine_problem
 
         entry, settings = wanted
@@ -168,7 +168,7 @@ def _entries(paths: Sequence[str], size: str | None, device: str | None, dtype: 
 
 
 def _require_named(paths: Iterable[str], size: str | None) -> None:
-    """`ProblemError` for a problem that is not there, or not at that size: a mistake of the user, not a status."""
+    """Raise `ProblemError` for a problem that is not there, or not at that size: the user's mistake, not a status."""
     from kernelwright.problems import ProblemError, load_problem
 
     for path in paths:
@@ -195,7 +195,7 @@ def _is_there(path: str) -> bool:
 
 
 def _each(paths: list[str]) -> list[str]:
-    """Folders of problems, such as a capture's, give what they hold; a catalog-like folder is one problem."""
+    """Replace folders of problems, such as a capture's, by their problems; a catalog-like folder is one problem."""
     from kernelwright.evals.score import problem_paths
 
     found: list[str] = []

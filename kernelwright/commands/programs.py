@@ -89,7 +89,7 @@ def capture(
 
 
 def _run(script: Path, arguments: list[str]) -> None:
-    """As `python script arguments` would. `UserMistake` where it fails, behind its own traceback."""
+    """Run the script as `python script arguments` would. `UserMistake` where it fails, behind its own traceback."""
     before = sys.argv, sys.path[:]
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))

@@ -96,7 +96,7 @@ def score(
 
 
 def device_of(files: "list[CandidateFile]", size: str | None, asked: str | None, local: bool = True) -> str:
-    """The device of these candidates; `UserMistake` where some run on one and others cannot."""
+    """Return the device of these candidates; `UserMistake` where some run on one and others cannot."""
     from kernelwright.evals.score import read_source
     from kernelwright.sandbox.authenticity.scan import candidate_of
 
@@ -118,7 +118,7 @@ def device_of(files: "list[CandidateFile]", size: str | None, asked: str | None,
 
 
 def shard_of(text: str | None) -> "Shard | None":
-    """`2/8` as a `Shard`; `UserMistake` for anything else."""
+    """Parse `2/8` as a `Shard`; `UserMistake` for anything else."""
     from kernelwright.evals.score import Shard
 
     if text is None:

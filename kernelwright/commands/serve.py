@@ -95,7 +95,7 @@ def _places(device: str | None, executor: str) -> "tuple[DeviceKind, ...]":
 
 
 def read_token(path: Path | None) -> str | None:
-    """The token of a file that nobody else can read, or of the environment; None where there is neither."""
+    """Read the token of a file that nobody else can read, or of the environment; None where there is neither."""
     from kernelwright.sandbox.pool.client import TOKEN
     from kernelwright.sandbox.service.server import SHORTEST_TOKEN
 

@@ -37,7 +37,7 @@ class Stored(NamedTuple):
 
 
 def stored_records(text: str) -> list[Stored]:
-    """The records of a file, a run or a score, or those whose name follows a colon. `UserMistake` for none."""
+    """Return the records of a file, a run or a score, or those whose name follows a colon. `UserMistake` for none."""
     place, colon, name = text.rpartition(":")
     if not colon or Path(text).exists() or not Path(place).exists():
         place, name = text, ""
@@ -60,7 +60,7 @@ def _of_file(path: str) -> Iterator[Stored]:
 
 
 def _of_object(value: dict[str, Any], line: str) -> Iterator[Stored]:
-    """The object itself as a report, its `verdict`, or the verdicts that count of a published problem's attempts."""
+    """Return the object itself as a report, its `verdict`, or the verdicts of a published problem's attempts."""
     problem, verdict = str(value.get("problem", "record")), value.get("verdict")
     if "attempts" not in value:
         name = "/".join([problem, *(str(value[key]) for key in ("attempt", "candidate") if key in value)])
@@ -75,7 +75,7 @@ def _of_object(value: dict[str, Any], line: str) -> Iterator[Stored]:
 
 
 def _of_folder(folder: Path) -> Iterator[Stored]:
-    """The verdicts that count of all attempts of a run or a score, with the numbers stored with them."""
+    """Return the verdicts that count of all attempts of a run or a score, with the numbers stored with them."""
     reports: dict[str, str] = dict(rows_of(folder / DATABASE, "key, report")) if is_score(folder) else {}
     best = {} if is_score(folder) else {one.problem: one.best for one in run_summary(folder).problems if one.best}
     with log_of(folder) as log:

@@ -112,7 +112,7 @@ class AgentTools:
         return f"{json.dumps(facts)}\n{fenced(trimmed(found.source, LONGEST_TEXT), 'python')}"
 
     def prompt(self, name: str, target: Target) -> str:
-        """The prompt for a first draft, as a language model reads it."""
+        """Return the prompt for a first draft, as a language model reads it."""
         size = None if target == "cpp" or name not in catalog_names() else "gpu"
         return trimmed(first_prompt(self._problem(name, size), target).text, LONGEST_TEXT)
 
@@ -147,7 +147,7 @@ class AgentTools:
         return "\n\n".join(parts) or f"nothing right yet for {name}"
 
     def _best_of(self, problem: Problem) -> Best | None:
-        """The best kernel of this session or of the run."""
+        """Return the best kernel of this session or of the run."""
         found = [self._best[problem.digest]] if problem.digest in self._best else []
         folder = self._run / "best" / problem.name if self._run else None
         if folder is not None and (folder / "verdict.json").is_file():
@@ -238,7 +238,7 @@ class KernelServer(MCPServer[None]):
 
 
 def server_of(tools: AgentTools) -> MCPServer[None]:
-    """The server of one session; the judge lives as long as it does."""
+    """Return the server of one session; the judge lives as long as it does."""
 
     @asynccontextmanager
     async def lifespan(_: MCPServer[None]) -> AsyncIterator[None]:

@@ -108,7 +108,7 @@ def app(
     steps: int = STEPS,
     scorer: CompletionScorer | None = None,
 ) -> FastAPI:
-    """The environment as a web application; by default the whole catalog, on this machine's GPU if it has one."""
+    """Return the environment as a web application; by default the catalog, on this machine's GPU if it has one."""
     language: Target = target or ("cuda" if device_count() else "cpp")
     judge = scorer or CompletionScorer(
         settings=Settings(device="cpu" if language == "cpp" else "cuda", effort="search")

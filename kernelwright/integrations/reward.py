@@ -109,7 +109,7 @@ def _suspect(verdict: Mapping[str, Any], terms: RewardTerms) -> Iterator[Flag]:
 
 
 def _allowed(verdict: Mapping[str, Any]) -> float | None:
-    """The speedup at the roofline against the baseline that counts; None where no roofline is known."""
+    """Return the speedup at the roofline against the baseline that counts; None where no roofline is known."""
     floor_ms = verdict.get("floor_ms")
     if not floor_ms:
         return None

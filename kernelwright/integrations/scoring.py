@@ -82,7 +82,7 @@ class CompletionScorer:
         self.close()
 
     def problem(self, name: GivenProblem) -> Problem:
-        """The problem of that name or path, read once; a `Problem` as it is. Raises `ProblemError`."""
+        """Load the problem of that name or path once; a `Problem` stays as it is. Raises `ProblemError`."""
         given = checked_problem(name)
         if isinstance(given, Problem):
             return given
@@ -163,7 +163,7 @@ class CompletionScorer:
 
 
 def _replies(completions: Sequence[Completion]) -> list[str]:
-    """The text of each. Raises `ValueError` for another type, with its place."""
+    """Return the text of each. Raises `ValueError` for another type, with its place."""
     texts: list[str] = []
     given: list[Any] = listed(completions, "completions")
     for index, one in enumerate(given):

@@ -25,7 +25,7 @@ class KernelReward:
         log_metric: Callable[[str, float], None] | None = None,
         **_: Any,
     ) -> list[float | None]:
-        """A reward for each completion; what is flagged goes into the trainer's log where it offers one."""
+        """Return a reward for each completion; flags go into the trainer's log where it offers one."""
         scored = self.scorer.score(problem, completions)
         if log_extra is not None:
             log_extra("flags", [", ".join(one.reward.flags) for one in scored])

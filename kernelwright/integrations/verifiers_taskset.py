@@ -37,7 +37,7 @@ class KernelTasksetConfig(vf.TasksetConfig):
 
 @cache
 def scorer_on(device: str, server: str | None) -> CompletionScorer:
-    """One for all tasks of this process: tasks are copied, and a judge is not."""
+    """Return one for all tasks of this process: tasks are copied, and a judge is not."""
     return CompletionScorer(server=server, settings=Settings(device=device, effort="search"))
 
 

@@ -220,7 +220,7 @@ def _differentiated(model: torch.nn.Module, inputs: tuple[Any, ...], options: di
 
 
 def _as_module(function: Callable[..., Any], name: str) -> torch.nn.Module:
-    """A function as the `forward` of a module, so that what it computes itself can be cut out as well."""
+    """Wrap a function as the `forward` of a module, so that its own operators can be cut out as well."""
 
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -232,7 +232,7 @@ def _as_module(function: Callable[..., Any], name: str) -> torch.nn.Module:
 
 
 def new_folder(out: Path | str | None) -> Path:
-    """`out`, or a folder of its own under `captures` named by the time. `ProblemError` where a capture lies there."""
+    """Return `out`, or a new folder under `captures` named by the time. `ProblemError` where a capture lies there."""
     folder = Path(out) if out is not None else Path("captures") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
     if (folder / CAPTURE).exists():
         raise ProblemError(f"{folder} holds a capture already; name another folder")

@@ -213,7 +213,7 @@ def words(found: Comparison) -> str:
 
 
 def headline(found: Comparison) -> str:
-    """`faster: 8.31 x [8.1, 8.5] against the fastest baseline, torch.compile default`; or why it is not."""
+    """Say `faster: 8.31 x [8.1, 8.5] against the fastest baseline, torch.compile default`; or why it is not."""
     whole = found.whole
     ratio = f"{ratio_words(whole.speedup, *whole.interval)} against the fastest baseline, {whole.closest.baseline}"
     if not found.right:

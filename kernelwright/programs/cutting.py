@@ -92,7 +92,7 @@ class Tried:
         return len(got) == len(expected) and all(map(_near, got, expected))
 
     def work(self, inputs: Sequence[torch.Tensor], backward: bool) -> NecessaryWork | None:
-        """Of one call; None where it cannot be traced."""
+        """Return that of one call; None where it cannot be traced."""
         try:
             if not backward:
                 return NecessaryWork.of(trace(self.model, list(inputs)))
@@ -256,7 +256,7 @@ class KindOnTrial:
 
 
 def _state_of(module: torch.nn.Module, graph: CallGraph) -> dict[str, torch.Tensor]:
-    """By placeholder, the module's weights and buffers; those that a call writes are copies."""
+    """Return by placeholder the module's weights and buffers; those that a call writes are copies."""
     own: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
     own |= dict(module.named_buffers(remove_duplicate=False))
     found = {placeholder: own[name].detach() for placeholder, name in graph.state.items()}
@@ -265,7 +265,7 @@ def _state_of(module: torch.nn.Module, graph: CallGraph) -> dict[str, torch.Tens
 
 @contextmanager
 def _in_mode(module: torch.nn.Module, training: bool) -> Iterator[None]:
-    """The module as it was when it was called: a program may train and then evaluate."""
+    """Put the module into the mode of the call: a program may train and then evaluate."""
     before = {one: one.training for one in module.modules()}
     if module.training is not training:
         module.train(training)
@@ -291,7 +291,7 @@ class Cutting:
             (place / "problem.toml").write_text(manifest, encoding="utf-8")
 
     def add(self, name: str, drafts: Sequence[Draft]) -> None:
-        """One part of the drafts of one key, tried at each size. `CannotCut` where the text computes something else."""
+        """Make one part of the drafts of one key, tried at each size. `CannotCut` where the text differs."""
         first = drafts[0]
         plainly = not _agrees(first, first.text.plain)
         texts = [written(_drawn_as(draft, first), plainly) for draft in drafts]
@@ -376,7 +376,7 @@ def _agrees(draft: Draft, text: str) -> bool:
 
 
 def _drawn_as(draft: Draft, first: Draft) -> Piece:
-    """Its piece, with values drawn as those of the first size are."""
+    """Return its piece, with values drawn as those of the first size."""
     inputs = [
         (node, seen.model_copy(update={"values": other.values}))
         for (node, seen), (_, other) in zip(draft.piece.inputs, first.piece.inputs, strict=True)
@@ -415,7 +415,7 @@ def _size(name: str, drafts: Sequence[Draft], constants: dict[str, int], text: s
 
 
 def _calling(draft: Draft) -> dict[str, Any]:
-    """The call of a whole module and the form of its result, as torch's trees."""
+    """Return the call of a whole module and the form of its result, as torch's trees."""
     graph, leaves = draft.piece.graph, draft.kind.leaves
     others = {place: repr(leaf) for place, leaf in enumerate(leaves) if not isinstance(leaf, TensorSeen)}
     outputs = list(draft.piece.outputs)

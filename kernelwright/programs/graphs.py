@@ -171,7 +171,7 @@ def _without_writing(graph: CallGraph, node: fx.Node) -> None:
 
 
 def op_name(node: fx.Node) -> str:
-    """`conv2d` of `aten.conv2d.default`."""
+    """Return `conv2d` for `aten.conv2d.default`."""
     if node.target is operator.getitem:
         return "getitem"
     if isinstance(node.target, torch._ops.OpOverload):
@@ -205,19 +205,19 @@ def computes(node: fx.Node) -> bool:
 
 
 def owner(node: fx.Node) -> str:
-    """The qualified name of the module whose own `forward` has it, within the exported one."""
+    """Return the qualified name of the module whose own `forward` has it, within the exported one."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return re.sub(r"@\d+", "", str(stack[-1][0])) if stack else ""
 
 
 def child_call(node: fx.Node) -> str:
-    """The call of a submodule in the exported module's own `forward` that it is a part of; empty for none."""
+    """Return the call of a submodule in the exported module's own `forward` that it is a part of; empty for none."""
     calls = list(node.meta.get("nn_module_stack") or {})
     return str(calls[1]) if len(calls) > 1 else ""
 
 
 def value_of(node: fx.Node) -> torch.Tensor | None:
-    """The fake tensor of its value: shape, dtype and strides; None where it is not a tensor."""
+    """Return the fake tensor of its value: shape, dtype and strides; None where it is not a tensor."""
     value = node.meta.get("val")
     return value if isinstance(value, torch.Tensor) else None
 
@@ -243,7 +243,7 @@ def runs(graph: CallGraph, most_operators: int) -> list[list[fx.Node]]:
 
 
 def _split(nodes: Sequence[fx.Node], is_border: Callable[[fx.Node], bool], keep: bool) -> Iterator[list[fx.Node]]:
-    """The nodes between borders; each border with its followers where it is to be kept."""
+    """Return the nodes between borders; each border with its followers where it is to be kept."""
     current: list[fx.Node] = []
     for node in nodes:
         if is_border(node):
@@ -273,14 +273,14 @@ def _has_ends(graph: CallGraph, run: Sequence[fx.Node]) -> bool:
 
 
 def inputs_of(graph: CallGraph, run: Sequence[fx.Node]) -> list[fx.Node]:
-    """Values from outside of the run, weights and their views left out, in the order of their first use."""
+    """List values from outside of the run, weights and their views left out, in the order of their first use."""
     inside, own = {*run, *of_weights(graph, run)}, set(graph.state) | set(graph.constants)
     found = [one for node in run for one in node.all_input_nodes if one not in inside and one.name not in own]
     return list(dict.fromkeys(found))
 
 
 def of_weights(graph: CallGraph, run: Sequence[fx.Node]) -> list[fx.Node]:
-    """Views of weights alone before the run that it uses: its problem makes them again."""
+    """List views of weights alone before the run that it uses: its problem makes them again."""
     own, views = set(graph.state) | set(graph.constants), set()
     for node in graph.nodes:
         given = node.all_input_nodes

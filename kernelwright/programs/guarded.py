@@ -94,12 +94,12 @@ def differs(value: Any, seen: dict[str, Any]) -> str:
 
 @functools.cache
 def _of_tensors(count: int) -> pytree.TreeSpec:
-    """The structure of a call with that many arguments, each a leaf; the same object each time, so `is` compares it."""
+    """Return the structure of a call with that many arguments, each a leaf; always the same object, for `is`."""
     return pytree.tree_structure(((0,) * count, {}))
 
 
 def flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], pytree.TreeSpec]:
-    """The leaves of a call. torch's way takes longer than a small kernel, and most calls are of tensors alone."""
+    """Return the leaves of a call. torch's way takes longer than a small kernel, and most calls have only tensors."""
     if not kwargs and all(type(one) is torch.Tensor for one in args):
         return list(args), _of_tensors(len(args))
     return pytree.tree_flatten((args, kwargs))
@@ -127,7 +127,7 @@ class TiedKernel:
         return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, outputs) if self._copies else outputs
 
     def over(self, module: nn.Module) -> nn.Module:
-        """The kernel with the module's own weights; a new one where these have changed, since it may keep its own."""
+        """Return the kernel with the module's weights; a new one where these have changed, since it may keep copies."""
         state = self._state(module)
         try:
             key = [(id(tensor), tensor.data_ptr(), tensor._version) for tensor in state.values()]
@@ -225,7 +225,7 @@ class Replacement:
         return self.own.forward(module, *args, **kwargs)
 
     def _result(self, module: nn.Module, leaves: list[Any], structure: pytree.TreeSpec) -> Any:
-        """The kernel's result in the module's form. `NoPlace` where the kernel was not judged for this call."""
+        """Return the kernel's result in the module's form. `NoPlace` where the kernel was not judged for this call."""
         why = "other arguments"
         for size in self._sizes:
             if (size.call is structure or size.call == structure) and not (why := size.why_not(leaves)):
@@ -256,7 +256,7 @@ class Replacement:
 
 
 def _stream(tensor: torch.Tensor) -> str:
-    """A kernel may launch on the default stream and the current device."""
+    """Name the reason where a kernel, which may launch on the default stream, cannot run; empty for none."""
     if not tensor.is_cuda:
         return ""
     if (index := tensor.get_device()) != torch._C._cuda_getDevice():
@@ -369,7 +369,7 @@ def _kind(leaf: Any) -> Any:
 
 
 def _settings(module: nn.Module) -> tuple[Any, ...]:
-    """A `forward` may depend on these besides its arguments: which modules there are, and their plain attributes."""
+    """List what a `forward` may depend on besides its arguments: its modules and their plain attributes."""
     return tuple(
         (id(one), *((name, value) for name, value in vars(one).items() if isinstance(value, PLAIN)))
         for one in module.modules()
@@ -387,7 +387,7 @@ def _guarded(kernel: TiedKernel, module: nn.Module, seen: Sequence[dict[str, Any
 
 
 def _piece(graph: CallGraph, name: str) -> Piece | None:
-    """The nodes of a module within, where it takes one tensor and gives one; None where it does not."""
+    """Return the nodes of a module within, where it takes one tensor and gives one; None where it does not."""
     nodes = [node for node in graph.program.graph.nodes if f"{owner(node)}.".startswith(f"{name}.")]
     nodes = [node for node in nodes if node.op not in ("placeholder", "output")]
     inside = set(nodes)

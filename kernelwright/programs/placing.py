@@ -66,7 +66,7 @@ def fits(folder: Path) -> bool:
 
 
 def folder_for_builds(shipped: Path, cache: Path) -> Path:
-    """The folder in which extensions are searched and built: the shipped one where it fits, else one of the cache."""
+    """Return the folder to search and build extensions in: the shipped one where it fits, else one of the cache."""
     if fits(shipped):
         return shipped
     kind = hashlib.sha256(json.dumps(here()).encode()).hexdigest()[:16]
@@ -97,7 +97,7 @@ def module_of(source: Path, builds: Path) -> ModuleType:
 
 
 def _looking(function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
-    """torch's function for extensions, that looks into the folder first."""
+    """Wrap torch's function for extensions, to look into the folder first."""
 
     def call(*args: Any, **options: Any) -> Any:
         given = dict(inspect.signature(function).bind(*args, **options).arguments)
@@ -132,7 +132,7 @@ def _cutlass_included() -> Iterator[None]:
 
 
 def _content(value: Any) -> Any:
-    """The same with files by their content."""
+    """Replace files by a digest of their content."""
     if isinstance(value, list | tuple):
         return [_content(one) for one in value]
     if isinstance(value, str | os.PathLike) and os.path.isfile(value):  # noqa: PTH113 - a source text is no path
@@ -243,7 +243,7 @@ def load(folder: Path, part: dict[str, Any], builds: Path) -> TiedKernel:
 
 
 def as_judged(value: Any, dtype: str | None, device: str) -> Any:
-    """A model, or inputs, on the device, with floating values in the dtype that the problem was cast to."""
+    """Move a model or inputs to the device, and cast floating values to the problem's dtype."""
     wanted = None if dtype is None else getattr(torch, dtype)
     if isinstance(value, nn.Module):
         return value.to(device=device, dtype=wanted)
@@ -253,7 +253,7 @@ def as_judged(value: Any, dtype: str | None, device: str) -> Any:
 
 
 def _places(model: nn.Module, part: dict[str, Any], left: dict[str, str]) -> dict[str, nn.Module]:
-    """The modules that the part is, by their names in the model; those that are not found go into `left`."""
+    """Return the modules that the part is, by their names in the model; those that are not found go into `left`."""
     found: dict[str, nn.Module] = {}
     for root, name in part["places"]:
         tops = [(at, top) for at, top in model.named_modules() if type(top).__name__ == root.partition(" ")[0]]

@@ -217,7 +217,7 @@ def written(piece: Piece, plainly: bool = False) -> Written:
 
 
 def skeleton(piece: Piece) -> str:
-    """The text without its numbers and its ways to draw: two sizes of one part have the same."""
+    """Return the text without its numbers and its ways to draw: two sizes of one part have the same."""
     inputs = [(node, seen.model_copy(update={"values": None})) for node, seen in piece.inputs]
     state = {name: seen.model_copy(update={"values": None}) for name, seen in piece.state.items()}
     return NUMBER.sub("#", written(piece._replace(inputs=inputs, state=state)).text)
@@ -264,7 +264,7 @@ def _names(piece: Piece) -> dict[fx.Node, str]:
 
 
 def _attribute(piece: Piece, placeholder: str) -> str:
-    """The problem's own name of a weight: the module's, with `_` for the points."""
+    """Return the problem's own name of a weight: the module's, with `_` for the points."""
     name = re.sub(r"\W", "_", piece.graph.state.get(placeholder, placeholder))
     name = name if name.isidentifier() else f"_{name}"
     return f"{name}_" if hasattr(torch.nn.Module, name) or keyword.iskeyword(name) else name

@@ -206,7 +206,7 @@ class CapturedProgram(Record):
     """The file of weights and inputs where they were asked for."""
 
     def part(self, name: str) -> Part:
-        """By its id; `ProblemError` where there is none."""
+        """Find a part by its id; `ProblemError` where there is none."""
         found = next((part for part in self.parts if part.id == name), None)
         if found is None:
             raise ProblemError(f"the capture has no part {name!r}; there are: {', '.join(p.id for p in self.parts)}")
@@ -239,7 +239,7 @@ class Split(Record):
     compiled: bool = False
 
     def weights(self, top: int | None = None) -> dict[str, float]:
-        """By part, its share of the possible gain of all of them: where a budget is best spent."""
+        """Return by part its share of the possible gain of all: where a budget is best spent."""
         parts = self.chosen[:top]
         total = sum(part.gain_ms for part in parts)
         return {part.part: part.gain_ms / total if total else 1 / len(parts) for part in parts}
@@ -253,12 +253,12 @@ def is_capture(path: Path | str) -> bool:
 
 
 def read_capture(folder: Path) -> CapturedProgram:
-    """The capture in a folder; `ProblemError` where there is none, or one of another version."""
+    """Read the capture in a folder; `ProblemError` where there is none, or one of another version."""
     return _read(folder / CAPTURE, CapturedProgram)
 
 
 def read_split(folder: Path) -> Split:
-    """The choice of a capture; `ProblemError` where none was made."""
+    """Read the choice of a capture; `ProblemError` where none was made."""
     return _read(folder / SPLIT, Split)
 
 

@@ -182,7 +182,7 @@ def split_table(captured: CapturedProgram, split: Split) -> Table:
 
 
 def summary(captured: CapturedProgram, split: Split) -> str:
-    """`12 ms a step on AMD EPYC; 61 % of it lies in 3 parts, and at most 40 % could be had`."""
+    """Sum up: `12 ms a step on AMD EPYC; 61 % of it lies in 3 parts, and at most 40 % could be had`."""
     share = sum(one.share for one in split.chosen)
     gain = sum(one.gain_ms for one in split.chosen) / split.program_ms if split.program_ms else 0.0
     step_ms = captured.program_ms / captured.steps
@@ -194,7 +194,7 @@ def summary(captured: CapturedProgram, split: Split) -> str:
 
 
 def uncut_lines(captured: CapturedProgram) -> list[str]:
-    """A sentence for each module that could not be cut out, the slowest first."""
+    """Return a sentence for each module that could not be cut out, the slowest first."""
     slowest = sorted(captured.uncut, key=lambda one: -one.ms)
     whole_ms = max([captured.program_ms, 1e-9, *(one.ms for one in slowest)])
     lines = [
@@ -288,7 +288,7 @@ def speedup_of_compile(folder: Path, part: Part, settings: Settings) -> float | 
 
 
 def chosen_problems(folder: Path, top: int | None = None) -> dict[str, float]:
-    """By the path of each chosen problem, its share of a budget.
+    """Return by the path of each chosen problem its share of a budget.
 
     Chooses again where no choice was made, or fewer parts than are wanted.
     """

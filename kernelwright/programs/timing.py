@@ -136,7 +136,7 @@ def calls_of(script: Path, arguments: Sequence[str]) -> list[KeptCall]:
 
 @contextlib.contextmanager
 def _kept_in(kept: dict[Any, KeptCall]) -> Iterator[None]:
-    """Within it, note each outermost call of this thread. `__call__` itself is replaced: hooks change torch's ways."""
+    """Note each outermost call of this thread. `__call__` itself is replaced: hooks change torch's ways."""
     original, inside, thread = nn.Module.__call__, [False], threading.get_ident()
 
     def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -299,7 +299,7 @@ def stage_errors(sides: Sides) -> list[StageError]:
 
 
 def _inputs_of(sides: Sides, kernel: Replacement) -> Any:
-    """The inputs of the first call of a place; None where no call comes there."""
+    """Return the inputs of the first call of a place; None where no call comes there."""
     seen: list[Any] = []
     hook = kernel.module.register_forward_pre_hook(lambda _, *given: seen.append(given), with_kwargs=True)
     try:

@@ -119,7 +119,7 @@ def read_step(events: Iterable[Any], call: str, look: str) -> StepTimes:
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """The result of a call, and its time in ms, with everything that it started on a GPU."""
+    """Return the result of a call, and its time in ms, with everything that it started on a GPU."""
     _wait()
     began = time.perf_counter()
     result = call()
@@ -147,17 +147,17 @@ def _custom_functions() -> set[str]:
 
 
 def counted_steps(steps: list[SeenStep]) -> list[SeenStep]:
-    """The steps whose times count: the first pays for one-time work, and is left out where another follows."""
+    """Count the steps whose times count: the first pays for one-time work, and is left out where another follows."""
     return steps[1:] if len(steps) > 1 and set(steps[0].times.places) <= set(steps[-1].times.places) else steps
 
 
 def typical_ms(seen: Sequence[tuple[int, float]]) -> float:
-    """Of all calls: the median over the steps of the ms a call, times the calls. `seen`: calls and ms of each step."""
+    """Return the median over the steps of the ms a call, times all calls. `seen`: calls and ms of each step."""
     return sum(calls for calls, _ in seen) * statistics.median(ms / max(1, calls) for calls, ms in seen)
 
 
 def times_of(steps: Iterable[SeenStep]) -> dict[int, PlaceTimes]:
-    """By place, its calls in all steps, with `typical_ms`."""
+    """Sum up by place its calls in all steps, with `typical_ms`."""
     by_place: dict[int, list[PlaceTimes]] = defaultdict(list)
     for step in steps:
         for place, times in step.times.places.items():
@@ -175,7 +175,7 @@ def times_of(steps: Iterable[SeenStep]) -> dict[int, PlaceTimes]:
 
 
 def alike(steps: Iterable[SeenStep]) -> list[list[float]]:
-    """The ms of the steps, those together that called the same places equally often."""
+    """Return the ms of the steps, those together that called the same places equally often."""
     groups: dict[Any, list[float]] = defaultdict(list)
     for step in steps:
         groups[frozenset((place, times.calls) for place, times in step.times.places.items())].append(step.ms)
@@ -183,7 +183,7 @@ def alike(steps: Iterable[SeenStep]) -> list[list[float]]:
 
 
 def total_ms(steps: Iterable[SeenStep]) -> float:
-    """Of all steps, each as long as the median of those like it, so that a disturbance of one counts little."""
+    """Sum up the steps, each as long as the median of those like it, so that a disturbance counts little."""
     return sum(len(group) * statistics.median(group) for group in alike(steps))
 
 
@@ -341,7 +341,7 @@ class CallWatch:
         return self._numbers[key]
 
     def _kind(self, module: torch.nn.Module, leaves: list[Any], structure: pytree.TreeSpec) -> tuple[Any, ...]:
-        """The key of the kind of this call; the values of a new kind are described."""
+        """Return the key of the kind of this call; the values of a new kind are described."""
         plain = [layout(leaf) if isinstance(leaf, torch.Tensor) else plain_key(leaf) for leaf in leaves]
         if id(module) not in self._sorts:
             weights = tuple((name, tuple(value.shape), value.dtype) for name, value in module.named_parameters())
