@@ -5,7 +5,7 @@ It loads nothing from outside, not even a font.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
@@ -50,22 +50,22 @@ class Axis:
 
 def picture(header: Header, shown: Mapping[str, View]) -> str:
     """Draw a run or a score: each problem is a row, each right attempt a point, the best one with its interval."""
-    views = list(shown.items())
-    axis = axis_for([attempt.speedup for _, view in views for attempt in view.attempts if attempt.speedup is not None])
-    height = HEAD + ROW * len(views) + FOOT
+    axis = axis_for([one.speedup for view in shown.values() for one in view.attempts if one.speedup is not None])
+    height = HEAD + ROW * len(shown) + FOOT
     run, torch = search_of(header), header.versions.get("torch", "unknown")
     circumstances = f"{run['target']}, answers: {run['model']}, strategy: {run['strategy']}"
-    ground = f'<rect class="ground" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>'
+    attempts = [attempt for view in shown.values() for attempt in view.attempts]
+    right = sum(1 for attempt in attempts if attempt.passed)
+    title = f"{len(shown)} problems, {len(attempts)} attempts, {right} right: speedup over PyTorch"
     parts = [
-        f"<style>{STYLE}</style>\n{ground}",
-        _svg_text(20, 26, _title(shown), "head"),
-        _svg_text(20, 45, f"{circumstances}; {header.device}, torch {torch}", "quiet"),
+        svg_text(20, 26, title, "head"),
+        svg_text(20, 45, f"{circumstances}; {header.device}, torch {torch}", "quiet"),
+        scale(axis, HEAD, height - FOOT + 4),
+        svg_text(20, height - FOOT + 19, "open: right attempts; filled: the best, with its interval", "quiet"),
+        svg_text(RIGHT + 16, height - FOOT + 19, "times as fast as PyTorch, best [95 %]", "quiet"),
     ]
-    parts += [_scale(axis, height)]
-    parts += [_row(name, view, axis, HEAD + ROW * index) for index, (name, view) in enumerate(views)]
-    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
-    label = f'role="img" aria-label={quoteattr(_plain(_title(shown)))}'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {label}>\n' + "\n".join(parts) + "\n</svg>\n"
+    parts += [_row(name, view, axis, HEAD + ROW * index) for index, (name, view) in enumerate(shown.items())]
+    return svg((WIDTH, height), title, parts)
 
 
 def axis_for(speedups: list[float]) -> Axis:
@@ -75,22 +75,13 @@ def axis_for(speedups: list[float]) -> Axis:
     return Axis(low=low, high=high)
 
 
-def _title(views: Mapping[str, View]) -> str:
-    attempts = [attempt for view in views.values() for attempt in view.attempts]
-    right = sum(1 for attempt in attempts if attempt.passed)
-    return f"{len(views)} problems, {len(attempts)} attempts, {right} right: speedup over PyTorch"
-
-
-def _scale(axis: Axis, height: int) -> str:
-    bottom = height - FOOT + 4
+def scale(axis: Axis, top: int, bottom: int) -> str:
     parts = []
     for tick in axis.ticks:
         x = axis.at(tick)
         kind = "one" if tick == 1 else "line"
-        parts.append(f'<line class="{kind}" x1="{x}" x2="{x}" y1="{HEAD}" y2="{bottom}"/>')
-        parts.append(_svg_text(x, bottom + 15, f"{tick:g}", "quiet", anchor="middle"))
-    parts.append(_svg_text(20, bottom + 15, "open: right attempts; filled: the best, with its interval", "quiet"))
-    parts.append(_svg_text(RIGHT + 16, bottom + 15, "times as fast as PyTorch, best [95 %]", "quiet"))
+        parts.append(f'<line class="{kind}" x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"/>')
+        parts.append(svg_text(x, bottom + 15, f"{tick:g}", "quiet", anchor="middle"))
     return "\n".join(parts)
 
 
@@ -98,8 +89,8 @@ def _row(name: str, view: View, axis: Axis, top: int) -> str:
     middle = top + ROW // 2
     best = view.best
     parts = [
-        _svg_text(20, middle - 2, name if len(name) <= 38 else f"{name[:35]}...", "name"),
-        _svg_text(20, middle + 13, _ends(view.attempts), "quiet"),
+        svg_text(20, middle - 2, name if len(name) <= 38 else f"{name[:35]}...", "name"),
+        svg_text(20, middle + 13, _ends(view.attempts), "quiet"),
     ]
     places = [axis.at(attempt.speedup) for attempt in view.attempts if attempt.speedup is not None]
     if places:
@@ -108,7 +99,7 @@ def _row(name: str, view: View, axis: Axis, top: int) -> str:
     if best is not None:
         parts += [_best(best, axis, middle)]
     else:
-        parts += [_svg_text(RIGHT + 16, middle + 4, "not judged" if view.fault else "none right yet", "quiet")]
+        parts += [svg_text(RIGHT + 16, middle + 4, "not judged" if view.fault else "none right yet", "quiet")]
     return "\n".join(part for part in parts if part)
 
 
@@ -128,7 +119,7 @@ def _best(attempt: Attempt, axis: Axis, y: int) -> str:
         [
             f'<line class="range" x1="{ends[0]}" x2="{ends[1]}" y1="{y}" y2="{y}"/>',
             f'<circle class="best" cx="{axis.at(found.speedup)}" cy="{y}" r="6"/>',
-            _svg_text(RIGHT + 16, y + 4, said),
+            svg_text(RIGHT + 16, y + 4, said),
         ]
     )
 
@@ -140,7 +131,16 @@ def _ends(attempts: tuple[Attempt, ...]) -> str:
     return f"{count}: {most}" if most else count
 
 
-def _svg_text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
+def svg(sides: tuple[int, int], label: str, parts: Sequence[str], more_style: str = "") -> str:
+    width, height = sides
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    ground = f'<rect class="ground" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>'
+    body = "\n".join([f"<style>{STYLE}{more_style}</style>", ground, *parts])
+    label = f'role="img" aria-label={quoteattr(_plain(label))}'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {label}>\n{body}\n</svg>\n'
+
+
+def svg_text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
     return f'<text x="{x}" y="{y}" class="{kind}" text-anchor="{anchor}">{escape(_plain(text))}</text>'
 
 

@@ -1,13 +1,12 @@
 """The page's pictures as SVG, drawn as those of the inspector are: from numbers alone, asking for nothing outside."""
 
 from collections.abc import Sequence
-from xml.sax.saxutils import escape, quoteattr
 
 from bench.results.figures import DtypeBoard, floor_share, level_of
 from bench.results.records import Kept
 from kernelwright.evals import metrics
 from kernelwright.evals.leaderboard import LeaderboardCell
-from kernelwright.evals.plots import LEFT, RIGHT, STYLE, WIDTH, Axis, axis_for
+from kernelwright.evals.plots import LEFT, RIGHT, WIDTH, Axis, axis_for, scale, svg, svg_text
 
 HEAD, ROW, FOOT = 62, 24, 40
 CURVE_HEIGHT, SHIFT = 340, 250
@@ -35,13 +34,13 @@ def speedups(dtype_board: DtypeBoard) -> str:
     reported = f"{dtype_board.dtype}: speedup over the fastest baseline, {len(dtype_board.kept)} problems"
     legend = "open: right answers; filled: the best, with its interval; upright: the floor"
     parts = [
-        _text(20, 26, reported, "head"),
-        _text(20, 45, _circumstances(dtype_board, dtype_board.kept), "quiet"),
-        _scale(axis, height),
+        svg_text(20, 26, reported, "head"),
+        svg_text(20, 45, _circumstances(dtype_board, dtype_board.kept), "quiet"),
+        scale(axis, HEAD, height - FOOT + 4),
     ]
-    parts.append(_text(20, height - 7, legend, "quiet"))
+    parts.append(svg_text(20, height - 7, legend, "quiet"))
     parts += [_row(kept, cell, axis, HEAD + ROW * at) for at, (kept, cell) in enumerate(dtype_board.pairs)]
-    return _svg((WIDTH, height), reported, parts)
+    return svg((WIDTH, height), reported, parts, OWN)
 
 
 def fast_curves(dtype_board: DtypeBoard) -> str:
@@ -50,7 +49,7 @@ def fast_curves(dtype_board: DtypeBoard) -> str:
     speeds = [one.speedup for results in found.values() for one in results if one.speedup is not None]
     axis = Axis(low=0.5, high=max(axis_for(speeds).high, 2.0))
     reported = f"{dtype_board.dtype}: fast_p, the share of {len(dtype_board.ranked)} problems more than p times as fast"
-    parts = [_scale(axis, CURVE_HEIGHT), _shares()]
+    parts = [scale(axis, HEAD, CURVE_HEIGHT - FOOT + 4), _shares()]
     for at, (name, results) in enumerate(found.items()):
         colour, words = CURVES[name]
         ps = [axis.low * (axis.high / axis.low) ** (step / STEPS) for step in range(STEPS + 1)]
@@ -58,11 +57,11 @@ def fast_curves(dtype_board: DtypeBoard) -> str:
         parts.append(f'<polyline class="curve" stroke="{colour}" points="{points}"/>')
         x, y = RIGHT + 16, HEAD + 18 + 20 * at
         parts.append(f'<line class="curve" stroke="{colour}" x1="{x}" x2="{x + 24}" y1="{y - 4}" y2="{y - 4}"/>')
-        parts.append(_text(x + 32, y, words, "small"))
+        parts.append(svg_text(x + 32, y, words, "small"))
     moved = f'<g transform="translate(-{SHIFT} 0)">{"".join(parts)}</g>'
     ranked = [kept for kept, _ in dtype_board.ranked]
-    heads = [_text(20, 26, reported, "head"), _text(20, 45, _circumstances(dtype_board, ranked), "quiet")]
-    return _svg((WIDTH - SHIFT, CURVE_HEIGHT), reported, [*heads, moved])
+    heads = [svg_text(20, 26, reported, "head"), svg_text(20, 45, _circumstances(dtype_board, ranked), "quiet")]
+    return svg((WIDTH - SHIFT, CURVE_HEIGHT), reported, [*heads, moved], OWN)
 
 
 def _height(share: float) -> float:
@@ -74,14 +73,14 @@ def _shares() -> str:
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = _height(share)
         lines.append(f'<line class="line" x1="{LEFT}" x2="{RIGHT}" y1="{y}" y2="{y}"/>')
-        lines.append(_text(LEFT - 8, y + 4, f"{100 * share:.0f} %", "quiet", "end"))
+        lines.append(svg_text(LEFT - 8, y + 4, f"{100 * share:.0f} %", "quiet", "end"))
     return "\n".join(lines)
 
 
 def _row(kept: Kept, cell: LeaderboardCell, axis: Axis, top: int) -> str:
     y = top + ROW // 2
     name = f"{kept.address}  {kept.title.partition('_')[2]}"
-    parts = [_text(20, y + 4, name if len(name) <= 46 else f"{name[:43]}...", "small")]
+    parts = [svg_text(20, y + 4, name if len(name) <= 46 else f"{name[:43]}...", "small")]
     for trial in kept.tries:
         if trial.speedup is not None:
             parts.append(f'<circle class="right" cx="{axis.at(trial.speedup)}" cy="{y}" r="3"/>')
@@ -94,12 +93,12 @@ def _row(kept: Kept, cell: LeaderboardCell, axis: Axis, top: int) -> str:
 def _best(cell: LeaderboardCell, axis: Axis, y: int) -> list[str]:
     found = cell.published
     if cell.result().speedup is None or found is None or not found.speedup or not found.low or not found.high:
-        return [_text(RIGHT + 16, y + 4, cell.status, "quiet")]
+        return [svg_text(RIGHT + 16, y + 4, cell.status, "quiet")]
     ends = axis.at(found.low), axis.at(found.high)
     return [
         f'<line class="range" x1="{ends[0]}" x2="{ends[1]}" y1="{y}" y2="{y}"/>',
         f'<circle class="best" cx="{axis.at(found.speedup)}" cy="{y}" r="5"/>',
-        _text(RIGHT + 16, y + 4, f"{found.speedup:.2f} x [{found.low:.2f}, {found.high:.2f}]", "small"),
+        svg_text(RIGHT + 16, y + 4, f"{found.speedup:.2f} x [{found.low:.2f}, {found.high:.2f}]", "small"),
     ]
 
 
@@ -110,31 +109,7 @@ def _floor_place(cell: LeaderboardCell) -> float | None:
     return found.speedup / share if share and found is not None and found.speedup else None
 
 
-def _scale(axis: Axis, height: int) -> str:
-    bottom = height - FOOT + 4
-    parts = []
-    for tick in axis.ticks:
-        x = axis.at(tick)
-        kind = "one" if tick == 1 else "line"
-        parts.append(f'<line class="{kind}" x1="{x}" x2="{x}" y1="{HEAD}" y2="{bottom}"/>')
-        parts.append(_text(x, bottom + 15, f"{tick:g}", "quiet", "middle"))
-    return "\n".join(parts)
-
-
 def _circumstances(dtype_board: DtypeBoard, shown: Sequence[Kept]) -> str:
     row = dtype_board.row
     levels = ", ".join(f"{sum(level_of(kept) == level for kept in shown)} of {level}" for level in dtype_board.levels)
     return f"{levels}; {row.target}, answers: {row.model}, strategy: {row.strategy}; {dtype_board.board.device}"
-
-
-def _svg(sides: tuple[int, int], label: str, parts: Sequence[str]) -> str:
-    width, height = sides
-    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" aria-label={quoteattr(label)}'
-    ground = f'<rect class="ground" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>'
-    body = "\n".join([f"<style>{STYLE}{OWN}</style>", ground, *parts])
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{body}\n</svg>\n'
-
-
-def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
-    plain = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return f'<text x="{x}" y="{y}" class="{kind}" text-anchor="{anchor}">{escape(plain)}</text>'
