@@ -16,7 +16,6 @@ from kernelwright_child import driver, gpu_memory, wire
 from kernelwright_child.gpu_tool import Tools
 from kernelwright_child.model_runner import ModelRunner, seed_draws
 from kernelwright_child.models import differentiate, fix_precision, weights_of, widened, widened_value
-from kernelwright_child.observe import kernels_of
 from kernelwright_child.wire import Handler, Message
 
 WIDEST_ITEM = 8
@@ -82,7 +81,6 @@ class OnDevice:
             "ahead": self.ahead,
             "times": self.times,
             "nothing": self.nothing,
-            "kernels": self.kernels,
             "state": self.state,
             "rest": self.rest,
         }
@@ -229,12 +227,6 @@ class OnDevice:
         gpu_memory.forget()
         torch.cuda.empty_cache()
         return {}
-
-    def kernels(self, message: Message, fds: list[int]) -> Message:
-        """Return the kernels of a call on the present inputs."""
-        arguments = wire.unpack(message["arguments"], self.worker.shared)
-        with torch.no_grad():
-            return {"kernels": kernels_of(lambda: self._run(*arguments))[:64]}
 
     def answered(self, arguments: Any, differentiated: bool) -> Any:
         return self._differentiated(arguments) if differentiated else self._run(*arguments)

@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch._C._autograd import DeviceType
 
 MOST_NAMES, MOST_LINES, LONGEST_NAME = 48, 2000, 96
 """Limits of an answer, which is one small packet."""
@@ -120,20 +119,3 @@ def _longest(rows: list[tuple[str, int, float]]) -> list[list[Any]]:
 
 def _is_own(frame: FrameType) -> bool:
     return os.path.basename(frame.f_code.co_filename) == OWN_FILE
-
-
-def kernels_of(run: Callable[[], Any], calls: int = 3) -> list[tuple[str, int, float]]:
-    """Return name, launches and milliseconds of each kernel (and copy) on the device, averaged per call."""
-    run()
-    torch.cuda.synchronize()
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profiler:
-        for _ in range(calls):
-            run()
-        torch.cuda.synchronize()
-    found: dict[str, tuple[int, float]] = {}
-    for event in profiler.events() or ():
-        if event.device_type == DeviceType.CUDA:
-            count, total = found.get(event.name, (0, 0.0))
-            found[event.name] = count + 1, total + event.time_range.elapsed_us() / 1e3
-    return [(name, -(-count // calls), total / calls) for name, (count, total) in found.items()]

@@ -395,11 +395,6 @@ def device_of(settings: Settings) -> CudaDevice:
     return device
 
 
-def first_device() -> CudaDevice:
-    """Return the first visible device, opened when first needed."""
-    return _opened(0)
-
-
 @cache
 def _opened(ordinal: int) -> CudaDevice:
     return CudaDevice(ordinal)

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from kernelwright.sandbox.calls.gpu_device import first_device
+from kernelwright.sandbox.calls.gpu_device import device_of
+from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child import driver
 
 
@@ -11,6 +12,6 @@ def device():
     if driver.device_count() == 0:
         pytest.skip("the driver sees no CUDA device")
     torch.zeros(1, device="cuda")
-    held = first_device()
+    held = device_of(Settings(device="cuda"))
     with held.hold():
         yield held

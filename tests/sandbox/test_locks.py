@@ -49,32 +49,28 @@ def names_of(take, place):
     return names
 
 
-@pytest.mark.parametrize("name", TAKERS)
-def test_a_link_in_place_of_a_lock_is_not_followed(name, own_place, tmp_path_factory):
-    elsewhere = tmp_path_factory.mktemp("elsewhere") / "file"
-    for lock in names_of(TAKERS[name], own_place):
-        (own_place / lock).symlink_to(elsewhere)
-    with pytest.raises(MachineError, match=r"lock .*kernelwright.* TMPDIR"):
-        TAKERS[name]().__enter__()
-    assert not elsewhere.exists()
+def of_another(path):
+    path.touch(mode=0o666)
+    os.chown(path, 4321, 4321)
+
+
+ROOT_ALONE = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+OBSTACLES = {
+    "a link": (lambda path: path.symlink_to(path.parent / "elsewhere"), r"lock .*kernelwright.* TMPDIR"),
+    "a folder": (Path.mkdir, r"\(Is a directory\).* TMPDIR"),
+    "another user's": (of_another, "another user"),
+}
 
 
 @pytest.mark.parametrize("name", TAKERS)
-def test_what_can_not_be_opened_is_told_with_its_remedy(name, own_place):
+@pytest.mark.parametrize("what", ["a link", "a folder", pytest.param("another user's", marks=ROOT_ALONE)])
+def test_what_lies_in_place_of_a_lock_is_refused_and_a_link_is_not_followed(name, what, own_place):
+    put, words = OBSTACLES[what]
     for lock in names_of(TAKERS[name], own_place):
-        (own_place / lock).mkdir()
-    with pytest.raises(MachineError, match=r"\(Is a directory\).* TMPDIR"):
+        put(own_place / lock)
+    with pytest.raises(MachineError, match=words):
         TAKERS[name]().__enter__()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-@pytest.mark.parametrize("name", TAKERS)
-def test_a_file_that_another_user_made_is_told(name, own_place):
-    for lock in names_of(TAKERS[name], own_place):
-        (own_place / lock).touch(mode=0o666)
-        os.chown(own_place / lock, 4321, 4321)
-    with pytest.raises(MachineError, match="another user"):
-        TAKERS[name]().__enter__()
+    assert not (own_place / "elsewhere").exists()
 
 
 def test_a_pipe_in_place_of_a_lock_is_told_and_waits_for_nobody(own_place):

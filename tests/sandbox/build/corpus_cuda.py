@@ -1,6 +1,6 @@
 """CUDA extensions as language models write them. They need nvcc to build and a device to run."""
 
-from tests.sandbox.build.case import Case
+from tests.sandbox.build.corpus import Case
 
 DECLARED = "torch::Tensor run(torch::Tensor x);"
 

@@ -3,16 +3,29 @@
 from contextlib import closing
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, planned, require_room
+from kernelwright.sandbox.calls.memory_planning import (
+    CERTAIN_BYTES,
+    ON_DEVICE,
+    ON_HOST,
+    Needs,
+    child_bytes,
+    child_refusal,
+    holds_another,
+    planned,
+    references_kept,
+    refusal,
+    require_room,
+    taken_bytes,
+)
 from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.verdict.errors import UnsupportedHere
 from kernelwright.sandbox.verdict.memory import free_bytes
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import WorkFolder
 from tests.support.problems import stateless, tiny_problem
-
-pytestmark = pytest.mark.slow
 
 MIB = 2**20
 
@@ -43,17 +56,20 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path))
 
 
+@pytest.mark.slow
 def test_inputs_larger_than_the_machine_are_refused_with_both_figures(child):
     rows = free_bytes() // (4 * MIB)
     with pytest.raises(UnsupportedHere, match=f"judging relu_of_{rows} takes.*GiB of inputs.*this machine has"):
         child(problem(rows), Settings(memory_bytes=2**50))
 
 
+@pytest.mark.slow
 def test_the_whole_reference_is_refused_so_before_it_is_loaded():
     with pytest.raises(UnsupportedHere, match=r"GiB of memory.* may take"):
         backend_of(Settings()).reference(problem(2**20))
 
 
+@pytest.mark.slow
 def test_a_child_that_is_too_small_is_told_and_a_larger_one_does(child):
     posed = problem(100)  # 400 MiB, and with the result and float64 of both 2.4 GB
     with pytest.raises(UnsupportedHere, match=r"1 GiB;.* --memory"):
@@ -61,6 +77,7 @@ def test_a_child_that_is_too_small_is_told_and_a_larger_one_does(child):
     child(posed, Settings(memory_bytes=3 * 2**30))
 
 
+@pytest.mark.slow
 def test_a_plan_is_of_the_problem_and_its_dtype_and_is_remembered(child, tmp_path):
     posed = problem(100)
     found = child.plan(posed)
@@ -76,6 +93,7 @@ def test_small_problems_are_not_planned():
     require_room(posed.model_copy(update={"source": "not Python at all ("}), Settings(), None, "nobody is asked")
 
 
+@pytest.mark.slow
 def test_a_reference_that_can_not_be_planned_is_let_through(child):
     posed = problem(100)
     looking = posed.model_copy(update={"source": posed.source.replace("relu(x)", "relu(x) * int(x.sum().item())")})
@@ -84,3 +102,100 @@ def test_a_reference_that_can_not_be_planned_is_let_through(child):
     with pytest.raises(UnsupportedHere):
         child(posed, room_for_inputs)
     child(looking, room_for_inputs)
+
+
+GIB = 2**30
+OWNS = pytest.mark.parametrize("own", [ON_DEVICE, ON_HOST], ids=["device", "host"])
+SIZES = st.integers(0, 200 * GIB)
+NEEDS = st.builds(Needs, inputs=SIZES, result=SIZES, exact=SIZES, peak=SIZES, weights=SIZES, scratch=SIZES)
+LARGE = Needs(inputs=2 * GIB, result=3 * GIB, exact=6 * GIB, peak=4 * GIB, weights=1 * GIB)
+
+
+@OWNS
+def test_of_a_small_problem_all_references_are_kept(own):
+    assert references_kept(Needs(2**20, 2**20, 2**21, 2**20, 0), 5, 16 * GIB, own) == 5
+
+
+@OWNS
+def test_as_many_are_kept_as_fit_to_the_byte(own):
+    for count in (1, 2, 3):
+        just = taken_bytes(LARGE, count, own)
+        assert references_kept(LARGE, 5, just, own) == count
+        assert references_kept(LARGE, 5, just - 1, own) == count - 1
+
+
+def test_one_reference_has_its_inputs_its_result_and_what_lies_between():
+    own = ON_DEVICE
+    children = 2 * (LARGE.weights + LARGE.peak + own.child)
+    assert taken_bytes(LARGE, 1, own) == 4 * LARGE.inputs + LARGE.result + own.judge + children
+
+
+def test_float64_takes_its_room_beside_three_references_but_not_beside_two():
+    own, child = ON_DEVICE, LARGE.weights + LARGE.peak + ON_DEVICE.child
+    assert taken_bytes(LARGE, 2, own) - taken_bytes(LARGE, 1, own) == child
+    assert taken_bytes(LARGE, 3, own) - taken_bytes(LARGE, 2, own) > child + LARGE.exact_peak
+
+
+def test_on_the_host_a_check_in_float64_with_the_judges_copies_fits_beside_a_single_reference():
+    child = child_bytes(LARGE) - LARGE.peak - LARGE.inputs
+    judge = 4 * LARGE.inputs + 2 * LARGE.result + 2.5 * LARGE.exact + 2 * LARGE.weights + ON_HOST.judge
+    candidate = LARGE.weights + LARGE.peak + ON_HOST.child
+    assert taken_bytes(LARGE, 1, ON_HOST) == child + judge + candidate
+    scratch = LARGE._replace(scratch=5 * GIB)
+    assert child_bytes(scratch) - child_bytes(LARGE) == 5 * GIB
+    assert taken_bytes(scratch, 1, ON_HOST) - taken_bytes(LARGE, 1, ON_HOST) == 5 * GIB
+
+
+@given(NEEDS, st.integers(1, 8), st.sampled_from([ON_DEVICE, ON_HOST]))
+def test_more_references_take_more(needs, count, own):
+    assert taken_bytes(needs, count + 1, own) > taken_bytes(needs, count, own)
+
+
+@given(NEEDS, SIZES, SIZES, st.integers(1, 8), st.sampled_from([ON_DEVICE, ON_HOST]))
+def test_more_memory_never_keeps_fewer(needs, free, more, wanted, own):
+    assert references_kept(needs, wanted, free, own) <= references_kept(needs, wanted, free + more, own) <= wanted
+
+
+@given(NEEDS, st.integers(0, 4), st.integers(1, GIB), st.sampled_from([ON_DEVICE, ON_HOST]))
+def test_whatever_takes_more_never_keeps_more_and_never_takes_less(needs, which, more, own):
+    greater = Needs(*(size + more * (index == which) for index, size in enumerate(needs)))
+    assert taken_bytes(greater, 3, own) >= taken_bytes(needs, 3, own)
+    assert child_bytes(greater) >= child_bytes(needs)
+    assert references_kept(greater, 5, 80 * GIB, own) <= references_kept(needs, 5, 80 * GIB, own)
+
+
+def test_a_call_in_float64_takes_twice_of_everything():
+    assert LARGE.exact_peak == 2 * (2 + 4 + 1) * GIB
+    assert child_bytes(LARGE) >= LARGE.exact_peak + 7 * GIB
+
+
+def test_a_problem_is_large_above_one_gibibyte():
+    assert LARGE.is_large
+    assert not Needs(inputs=GIB // 2, result=9 * GIB, exact=0, peak=GIB // 4, weights=GIB // 4).is_large
+
+
+@pytest.mark.parametrize(("own", "where"), [(ON_DEVICE, "the device has"), (ON_HOST, "this machine has")])
+def test_a_refusal_says_what_it_takes_and_what_there_is(own, where):
+    said = refusal("sums", LARGE, 5 * GIB, own)
+    assert "judging sums takes" in said and f"{taken_bytes(LARGE, 1, own) / GIB:.3g} GiB" in said
+    assert f"{where} 5 GiB" in said
+    assert "2 GiB of inputs" in said and "1 GiB of weights" in said and "takes 4 GiB beside them" in said
+
+
+def test_a_child_that_is_too_small_is_told_with_the_option_that_gives_more():
+    said = child_refusal("sums", LARGE, 3 * GIB)
+    assert f"{child_bytes(LARGE) / GIB:.3g} GiB" in said and "a child may take 3 GiB" in said and "--memory" in said
+
+
+SMALL = Needs(2**20, 2**20, 2**21, 2**20, 0)
+
+
+def test_another_worker_stands_where_it_fits_beside_what_is_planned_to_the_byte():
+    just = taken_bytes(SMALL, 5, ON_DEVICE) + ON_DEVICE.child
+    assert holds_another(SMALL, 5, just, ON_DEVICE)
+    assert not holds_another(SMALL, 5, just - 1, ON_DEVICE)
+
+
+@given(NEEDS, st.integers(1, 8), SIZES)
+def test_beside_a_large_problem_stands_no_other_worker(needs, references, free):
+    assert not (holds_another(needs, references, free, ON_DEVICE) and needs.is_large)
