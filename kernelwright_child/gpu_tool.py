@@ -46,7 +46,7 @@ class Tools:
         """Return the exit code of the tool, its report, and the end of its output and the program's.
 
         `command` is the prefix of the program's command line, `environment` its additional variables, and `plan` is for
-        `main`; `{report}` stands for the report's file.
+        `main`; `{report}` is replaced by the report's file.
         """
         os.sched_setaffinity(0, message["cores"])
         folder = Path(os.environ["TMPDIR"])

@@ -1,6 +1,6 @@
 """A profile of one call of a candidate: operators and kernels with their time, native functions, source lines.
 
-The process is no longer timed, so nothing here changes a timing. The candidate shares it and can falsify the profile,
+This happens after the timing, so nothing here changes a time. The candidate shares it and can falsify the profile,
 which is evidence, never proof.
 """
 

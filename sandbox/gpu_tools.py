@@ -1,6 +1,6 @@
-"""Tools of the CUDA toolkit that look at a candidate's call: compute-sanitizer and ncu.
+"""Tools of the CUDA toolkit around a candidate's call: compute-sanitizer and ncu.
 
-Each runs in a jailed child that is not timed. Nothing that they report decides how fast a candidate is: it is a hint.
+Each runs in a jailed child that is not timed. Its report never decides how fast a candidate is.
 """
 
 import csv
@@ -40,7 +40,7 @@ HOW_TO_GET = {
 
 
 def program(name: str) -> str | None:
-    """Path of a tool of the CUDA toolkit; None where it is not installed."""
+    """Find a tool of the CUDA toolkit; None where it is not installed."""
     found = shutil.which(name)
     if found:
         return found
@@ -49,7 +49,7 @@ def program(name: str) -> str | None:
 
 
 def needed(option: str) -> str:
-    """Path of the tool behind an option of the command line; `MachineError` where it is not there."""
+    """Find the tool of a command line option. Raises `MachineError` where it is missing."""
     name = TOOLS[option]
     path = program(name)
     if path is None:
@@ -58,18 +58,18 @@ def needed(option: str) -> str:
 
 
 def require_tools(sanitize: bool, profile: bool) -> None:
-    """Raise `MachineError`, with the remedy, where a tool that is asked for is not installed here."""
+    """Raise `MachineError`, with the remedy, where a requested tool is not installed."""
     for option, asked in ((SANITIZE, sanitize), (PROFILE, profile)):
         if asked:
             needed(option)
 
 
 def folders(path: str) -> tuple[str, ...]:
-    """Folders that this program needs to run: its real one, and that of the program that it may be a script to."""
+    """Return the folders that a program needs: its real one, and that of Nsight Compute for its script."""
     real = Path(path).resolve()
     top = real.parent.parent if real.parent.name == "bin" else real.parent
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where the user has no account
-    # Neither the root nor somebody's home is shown for the sake of one program.
+    # Never show the root or a user's home for one program.
     own = str(real) if top in (Path("/"), home, *home.parents) else str(top)
     return (own, WHOLE) if os.path.isdir(WHOLE) else (own,)  # noqa: PTH112
 
@@ -78,9 +78,9 @@ MARK = "========="
 FOUND_CODE = 77
 PRINTED = 20
 PADDING_BYTES = 4096
-"""Between allocations: an access beyond one of them is then in none."""
+"""Bytes between allocations, so that an access beyond one of them is in none."""
 SANITIZER_ENVIRONMENT = {
-    # Each tensor must be an allocation of its own, or an access beyond it is within torch's large block.
+    # Each tensor must be a separate allocation, or an access beyond it is within torch's large block.
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
     # A jailed child has no other sockets.
     "NV_COMPUTE_SANITIZER_LOCAL_CONNECTION_OVERRIDE": "uds",
@@ -103,9 +103,9 @@ _HAZARDS = re.compile(r"(?:RACECHECK|ERROR) SUMMARY: ([\d,]+) (hazard|error)s?\b
 
 
 def sanitizer_command(path: str, report: str, tool: str = "memcheck") -> list[str]:
-    """The words in front of a program's own: it runs under memcheck, racecheck or synccheck, which reports to a file.
+    """Make the command prefix by which a program runs under memcheck, racecheck or synccheck with a report file.
 
-    Errors that calls of the CUDA library return are left out: torch asks for what may not be there, and says so itself.
+    Errors that calls of the CUDA library return are left out: torch causes some on purpose, and reports others itself.
     """
     options = {
         "tool": tool,
@@ -144,7 +144,7 @@ def parse_hazards(report: str, ended_well: bool = True, said: str = "") -> str:
 
 
 def _faults(lines: Sequence[str]) -> Iterator[MemoryFault]:
-    """Each heading with what follows up to the next."""
+    """Yield a fault for each heading and the lines up to the next."""
     starts = [index for index, line in enumerate(lines) if _HEADING.fullmatch(line)]
     for start, end in pairwise([*starts, len(lines)]):
         yield _fault(lines[start], lines[start + 1 : end])
@@ -170,7 +170,7 @@ def _fault(heading: str, details: Sequence[str]) -> MemoryFault:
 
 
 def _place(kernel: str, where: str) -> dict[str, str]:
-    """Kernel and line, from either order in which releases of the tool tell them."""
+    """Return kernel and line, from either order in which releases of the tool print them."""
     old = None if kernel else _OLD_PLACE.fullmatch(where)
     if old:
         kernel, where = old["kernel"], old["where"]
@@ -180,14 +180,12 @@ def _place(kernel: str, where: str) -> dict[str, str]:
 
 
 def _why(lines: Sequence[str], counts: Sequence[int], said: str) -> str:
-    """One line on a run that ended without a report to go by: the tool's own complaint first."""
-    told = [line for line in lines if line.startswith(("Error", "Internal", "Device not supported", "Warning"))]
+    """Describe a run without a usable report in one line, the tool's own message first."""
+    found = [line for line in lines if line.startswith(("Error", "Internal", "Device not supported", "Warning"))]
     last = said.strip().splitlines()[-1:]
-    if not told and any(counts):
-        told = [f"{counts[-1]} errors of a kind that is not known here"]
-    if not (told or last):
-        return "the run ended without a word"
-    return "; ".join([*told[:1], *last])[: 2 * WIDEST]
+    if not found and any(counts):
+        found = [f"{counts[-1]} errors of a kind that is not known here"]
+    return "; ".join([*found[:1], *last])[: 2 * WIDEST] or "the run ended without output"
 
 
 METRICS = {
@@ -202,16 +200,16 @@ METRICS = {
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": "shared memory bank conflicts",
     "smsp__inst_executed_op_local_ld.sum": "loads of spilled registers",
 }
-"""The few that decide what to do next: memory or arithmetic, how full, how wasteful."""
+"""The counters that decide the next step: memory or arithmetic, occupancy, waste."""
 LAUNCHES = 8
-"""Of the call, from its first one: each is run again and again, once for every few metrics."""
+"""Profiled launches, from the first: each is repeated for every few metrics."""
 NCU_ENVIRONMENT = {
     # A jailed child has no other sockets.
     "NV_COMPUTE_PROFILER_LOCAL_CONNECTION_OVERRIDE": "uds",
     "NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1",
 }
 PERMISSION = "ERR_NVGPUCTRPERM"
-"""Code that ncu prints where the driver keeps the counters for administrators."""
+"""The code of ncu where the driver reserves the counters for administrators."""
 COUNTER_REMEDY = (
     "run as root, or let everybody read the counters: options nvidia NVreg_RestrictProfilingToAdminUsers=0 in "
     "/etc/modprobe.d and a reboot; in a container: --cap-add SYS_ADMIN"
@@ -222,19 +220,19 @@ TRIAL_S = 180
 
 
 def ncu_command(path: str, report: str) -> list[str]:
-    """The words in front of a program's own: launches between its marks are profiled, the report goes to a file."""
+    """Make the command prefix that profiles launches between the program's marks, with a report file."""
     marked = ["--target-processes", "application-only", "--profile-from-start", "off"]
     return [*_ncu(path, LAUNCHES), *marked, "--print-kernel-base", "function", "--log-file", report]
 
 
 def _ncu(path: str, launches: int) -> list[str]:
-    """Clocks are left alone: the card may be others' too."""
+    """Make the common options, which leave the clocks of a shared card alone."""
     options = ["--csv", "--clock-control", "none", "--launch-count", str(launches)]
     return [path, *options, "--metrics", ",".join(METRICS)]
 
 
 def read_counters(text: str) -> list[KernelFacts]:
-    """The launches in ncu's CSV, in their order; lines of the program's own are passed over."""
+    """Parse the launches in ncu's CSV in order; skip lines of the program."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
@@ -251,15 +249,15 @@ def read_counters(text: str) -> list[KernelFacts]:
 
 
 def ncu_failure(output: str) -> str:
-    """One sentence for a run of ncu that gave nothing."""
+    """Describe a run of ncu without a result in one sentence."""
     if PERMISSION in output:
         return f"the driver lets only administrators read the counters ({PERMISSION})"
-    told = [line for line in output.splitlines() if line.startswith("==ERROR==")]
-    return told[0].removeprefix("==ERROR==").strip()[:WIDEST] if told else "ncu reported no kernel"
+    errors = [line for line in output.splitlines() if line.startswith("==ERROR==")]
+    return errors[0].removeprefix("==ERROR==").strip()[:WIDEST] if errors else "ncu reported no kernel"
 
 
 def ncu_obstacle(output: str) -> str:
-    """The same for a run in a jail, with what can be done about it."""
+    """Describe a run in a jail without a result, with the remedy."""
     why = ncu_failure(output)
     return f"{why}; {COUNTER_REMEDY}; {IN_JAIL}" if PERMISSION in output else why
 
@@ -275,9 +273,9 @@ def counter_obstacle(path: str) -> str:
 
 
 TOOL_S = 300.0
-"""For one run under a tool; a longer one says nothing."""
+"""Limit of one run under a tool."""
 MEMORY = 4
-"""Times the memory of other children: tools keep books of their own."""
+"""Memory limit as a multiple of other children's, since tools take memory."""
 CALLED = ("load", "run", "check")
 """Stages in which a candidate's kernels run."""
 BAD_RUNS = (ChildGone, ChildLate, Refused, MemoryReadError, Misbehaved)
@@ -294,7 +292,7 @@ class Ran(NamedTuple):
     ended_well: bool
     report: str
     printed: str
-    """The last words of the tool and of the program below it; or why there are none."""
+    """The end of the output of the tool and the program, or the reason why there is none."""
 
 
 class ToolTask(NamedTuple):
@@ -302,25 +300,25 @@ class ToolTask(NamedTuple):
 
     plan: Mapping[str, object]
     kept: Mapping[str, Values]
-    """Values that it maps, by name: `arguments`, `values` and, where there are any, `weights`."""
+    """Values that it maps, by name: `arguments`, `values` and, if any, `weights`."""
 
 
 class Subject(NamedTuple):
-    """A built candidate, and the reference whose values it gets."""
+    """A built candidate, and the reference that draws its values."""
 
     built: Built
     load: Callable[[], Mapping[str, object]]
-    """The message of a worker's `load`."""
+    """Makes the message of a worker's `load`."""
     reference: Callable[[], ReferenceSession]
     settings: Settings
 
 
 @contextmanager
 def looked_at(subject: Subject) -> Iterator[None]:
-    """Judge inside; what is right is then looked at, and what failed on the device, for the reason why.
+    """Run the tools after the block: on a correct candidate, and on one that failed on the device for its reason.
 
-    What is seen goes into `subject.built.look`. A faulty access fails the stage `check`, or leads the reason of the
-    failure that there was. Raises `MachineError` where a tool is missing or does not work here at all.
+    Results go into `subject.built.look`. A faulty access fails the stage `check`, or becomes the first line of an
+    existing failure. Raises `MachineError` where a tool is missing or does not work.
     """
     settings, built = subject.settings, subject.built
     require_tools(settings.sanitize, settings.profile)
@@ -342,7 +340,7 @@ def looked_at(subject: Subject) -> Iterator[None]:
 
 
 def sanitizer(name: str = "memcheck") -> Tool:
-    """Memcheck, racecheck or synccheck of compute-sanitizer. Raises `MachineError` where that is missing."""
+    """Make memcheck, racecheck or synccheck of compute-sanitizer. Raises `MachineError` where it is missing."""
     path = needed(SANITIZE)
     return Tool(path, tuple(sanitizer_command(path, "{report}", name)), SANITIZER_ENVIRONMENT)
 
@@ -352,7 +350,7 @@ def _sanitized(subject: Subject) -> Memcheck:
     ran = run_call(subject, tool)
     found = read_memcheck(ran.report, ran.ended_well, ran.printed)
     if found.state == "silent" and (why := _fault_of(tool, subject.settings)):
-        raise MachineError(f"compute-sanitizer does not work here ({why}); leave {SANITIZE} out, or mend that")
+        raise MachineError(f"compute-sanitizer does not work here ({why}); leave {SANITIZE} out, or fix that")
     _note(subject.built, memcheck=found)
     return found
 
@@ -371,7 +369,7 @@ def _note(built: Built, **what: object) -> None:
 
 
 def run_call(subject: Subject, tool: Tool) -> Ran:
-    """The candidate's call under a tool; its time counts as part of the check."""
+    """Make the candidate's call under a tool; its time counts as part of the check."""
     built, reference = subject.built, subject.reference()
     if built.worker is not None:  # it may still have work on the device
         built.worker.close()
@@ -409,7 +407,7 @@ def _trial(path: str, command: tuple[str, ...], environment: tuple[tuple[str, st
 
 
 def run_under(tool: Tool, call: ToolTask, folder: WorkFolder, settings: Settings) -> Ran:
-    """Start the program `kernelwright_child.gpu_tool` below a tool, in a jail, and wait for both."""
+    """Run the program `kernelwright_child.gpu_tool` under a tool in a jail."""
     folder.shown = folders(tool.path)
     more = {"memory_bytes": MEMORY * settings.memory_bytes}
     try:

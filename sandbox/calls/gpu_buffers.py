@@ -225,7 +225,7 @@ class Shown(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Whether its elements fill their memory without gaps."""
+        """True if its elements fill their memory without gaps."""
         item_bytes: int = getattr(torch, self.dtype).itemsize
         return self.bytes == math.prod(self.shape) * item_bytes
 

@@ -164,7 +164,7 @@ class Handover:
 
     @property
     def inputs_kept(self) -> bool:
-        """Whether the inputs were unchanged, after the end of the chain."""
+        """True if the inputs were unchanged, after the end of the chain."""
         return all(bool(said.all()) for *_, said in self._same)
 
     def values(self) -> tuple[RawTensor, ...]:

@@ -393,7 +393,7 @@ class GpuSession(Session):
 
     @property
     def watches_inputs(self) -> bool:
-        """Whether inputs are checked for changes by calls."""
+        """True if inputs are checked for changes by calls."""
         return self._watches("input_check")
 
     def find(self, claims: list[Any], calls: int) -> list[Shown]:

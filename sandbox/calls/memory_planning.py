@@ -40,7 +40,7 @@ class Needs(NamedTuple):
 
     @property
     def is_large(self) -> bool:
-        """Whether unused memory must be freed."""
+        """True if unused memory must be freed."""
         return self.inputs + self.peak + self.weights > LARGE_BYTES
 
 

@@ -74,7 +74,7 @@ class CompiledGraphs(NamedTuple):
 
     @property
     def is_new(self) -> bool:
-        """Whether something was compiled that was not cached."""
+        """True if something was compiled that was not cached."""
         return self.made > 0 or self.found == 0
 
 
@@ -302,7 +302,7 @@ class ReferenceSession:
 
     @property
     def is_small(self) -> bool:
-        """Whether many such children fit on any machine, by weights and inputs."""
+        """True if many such children fit on any machine, by weights and inputs."""
         return self.sample is not None and self.weights.size + self.sample.size < CERTAIN_BYTES
 
     @property
@@ -437,7 +437,7 @@ class ReferenceSession:
 
     @cached_property
     def is_random(self) -> bool:
-        """Whether results on the same values differ (dropout in training mode), so that no answer is correct."""
+        """True if results on the same values differ (dropout in training mode), so that no answer is correct."""
         values = self.draw()
         return self._answers_otherwise(values, self.call(values).output)
 
@@ -491,7 +491,7 @@ class ReferenceSession:
 
     @property
     def returns_inputs(self) -> bool:
-        """Whether results lie in the memory of inputs; known after the first call."""
+        """True if results lie in the memory of inputs; known after the first call."""
         return self._session.returns_inputs
 
     @property

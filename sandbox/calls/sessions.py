@@ -85,7 +85,7 @@ class Prepared(NamedTuple):
 
     @property
     def was_idle(self) -> bool:
-        """Whether nothing else ran on the device.
+        """True if nothing else ran on the device.
 
         Processes share the device in time slices of a millisecond or two. Work of a stopped child (queued before, or a
         kernel that does not end) makes the judge wait for its slice, on the host's clock. Where a slice of the judge
@@ -408,7 +408,7 @@ class Session:
 
     @property
     def ran_out_of_memory(self) -> bool:
-        """Whether a memory limit has ended the child or its compiler; read it before `close`."""
+        """True if a memory limit has ended the child or its compiler; read it before `close`."""
         return self._child.ran_out_of_memory
 
     @property

@@ -461,7 +461,7 @@ class Child:
 
     @property
     def ran_out_of_memory(self) -> bool:
-        """Whether it ended for lack of memory.
+        """True if it ended for lack of memory.
 
         A machine without memory sends SIGKILL, which a candidate may send to itself.
         """

@@ -140,7 +140,7 @@ class Zygote:
 
     @property
     def is_unfit(self) -> bool:
-        """Whether it has found that neither it nor another can be forked."""
+        """True if it has found that neither it nor another can be forked."""
         return self._process.poll() == UNFIT
 
     def retire(self) -> None:
