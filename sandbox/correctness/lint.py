@@ -195,22 +195,14 @@ SEED = 1
 
 
 class TimedResult(Protocol):
-    """One call's result and its time."""
-
     @property
-    def output(self) -> Values:
-        """The result of a call."""
-
+    def output(self) -> Values: ...
     @property
-    def milliseconds(self) -> float:
-        """On the judge's clock."""
+    def milliseconds(self) -> float: ...
 
 
 class Called(Protocol):
-    """A function of values."""
-
-    def call(self, values: Values) -> TimedResult:
-        """The reference as it is."""
+    def call(self, values: Values) -> TimedResult: ...
 
 
 class RunningReference(Called, Protocol):
@@ -218,20 +210,16 @@ class RunningReference(Called, Protocol):
 
     weights: Values
 
-    def draw(self) -> Values:
-        """Fresh inputs."""
-
-    def call_ms(self, values: Values) -> float:
-        """The time of a call alone, whose result nobody reads, on the finest clock that there is."""
+    def draw(self) -> Values: ...
+    def call_ms(self, values: Values) -> float: ...
+    def nothing_ms(self) -> float:
+        """The time of a call that does nothing, on the same clock."""
 
     def exact(self, values: Values) -> Values:
         """The reference in float64; the result is there until the next question."""
 
     def keep(self, output: Values) -> Values:
         """A result of `exact` that stays what it is, whatever is asked next."""
-
-    def nothing_ms(self) -> float:
-        """The time of a call that does nothing, on the same clock."""
 
 
 class Finding(NamedTuple):

@@ -125,8 +125,6 @@ AS_CONSTRUCTED = 1
 """The one process that keeps the constructor's weights, where there are several; the others change them."""
 PERMITTING: dict[Accuracy, Precision] = {"default": "shipped", "tf32": "tf32"}
 """By accuracy, the precision policy of the reference whose errors a candidate may have too."""
-LUCK = 2.0
-"""A candidate may be off by this many times those errors, which are of a single draw for each input distribution."""
 REASON_LENGTH = 200
 """Characters of the reason why a baseline is unavailable."""
 
@@ -177,7 +175,10 @@ class Baselines:
     def eager(self, number: int) -> ReferenceSession:
         """The baseline of worker pair `number`; pairs beyond the settings' `worker_pairs` start over with the first."""
         index = self._index(number)
-        found = self._living(index)
+        with self._choosing:
+            found = self._eager.pop(index, None)
+            if found is not None:  # now it is the most recently used
+                self._eager[index] = found
         if found is None:
             while self._eager and len(self._eager) >= self.kept:
                 self._end(next(iter(self._eager)))
@@ -218,14 +219,6 @@ class Baselines:
                 self._order = [first, *sorted(others, key=lambda index: index not in self._eager)]
             self._candidates += 1
         return self._spreads.known()
-
-    def _living(self, index: int) -> ReferenceSession | None:
-        """The one of this number, which is now the most recently used."""
-        with self._choosing:
-            found = self._eager.pop(index, None)
-            if found is not None:
-                self._eager[index] = found
-        return found
 
     def placebo(self, number: int) -> ReferenceSession | None:
         """Another process of the baseline for this worker pair; None without memory for it, or where it is disabled."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Self
 
 from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Session, Timed
@@ -23,13 +23,6 @@ from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.statistics import KnownSpread
 from kernelwright.sandbox.verdict.verdicts import NOISE_LIMIT, SAME_WITHIN, Measurement, Pairing
-
-
-class Source(NamedTuple):
-    """A reference that draws values, and the core that it draws on."""
-
-    session: ReferenceSession
-    core: int
 
 
 class FreshValues:
@@ -77,7 +70,7 @@ class FreshValues:
         with what is right: as many, but no more than are wanted, as there are processes that may draw.
         """
         sources = self._sources(number)
-        if self._ahead or sources[0].session is self._baselines.eager(number):
+        if self._ahead or sources[0][0] is self._baselines.eager(number):
             return
         for source in sources[:wanted]:
             family = self._family()
@@ -117,16 +110,16 @@ class FreshValues:
             ahead.extend(itertools.islice(drawn, 1))
             yield family, values
 
-    def _sources(self, number: int) -> list[Source]:
-        """Those that may draw at once, each on a core of its own."""
+    def _sources(self, number: int) -> list[tuple[ReferenceSession, int]]:
+        """References that may draw at the same time, each on a core of its own."""
         cores = self._settings.cores
-        return [Source(*each) for each in zip(self._baselines.sources(number), (cores[0], cores[-1]), strict=False)]
+        return list(zip(self._baselines.sources(number), (cores[0], cores[-1]), strict=False))
 
     def _family(self) -> str:
         return next(family for family in self._families if family not in self._baselines.domain.outside)
 
-    def _drawing(self, family: str, source: Source) -> Future[Values]:
-        return self._beside.submit(self.by, source.session, family, [source.core])
+    def _drawing(self, family: str, source: tuple[ReferenceSession, int]) -> Future[Values]:
+        return self._beside.submit(self.by, source[0], family, [source[1]])
 
 
 @contextmanager

@@ -13,9 +13,10 @@ BaselineGroup = Literal["shipped", "tf32", "channels_last", "compiled-tf32", "co
 JudgingEffort = Literal["screen", "search", "rank"]
 """`screen`: right or wrong, and roughly how fast, by one worker. `search`: enough to choose, by as many worker pairs as
 that takes. `rank`: what is kept, confirmed and published."""
-SCREEN: dict[str, Any] = {"worker_pairs": 1, "min_pairs": 4, "max_pairs": 4, "compiled": ()}
-SCREEN |= {"baselines": ("shipped",)}
-SCREEN |= {"sanitize": False, "profile": False}  # they cost some ten seconds, and nobody reads what they say of it
+SCREEN: dict[str, Any] = {
+    **{"worker_pairs": 1, "min_pairs": 4, "max_pairs": 4, "compiled": (), "baselines": ("shipped",)},
+    **{"sanitize": False, "profile": False},  # they cost some ten seconds
+}
 WeightsPolicy = Literal["copy", "seed", "auto"]
 AT_EFFORT: dict[JudgingEffort, dict[str, Any]] = {"screen": SCREEN, "search": {}, "rank": {}}
 """Settings of each effort, from the least to the most."""
