@@ -238,14 +238,14 @@ def own_cores() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
-def settings_on(settings: Settings, cores: tuple[int, ...], gpu: str = "cuda") -> Settings:
+def settings_on(settings: Settings, cores: tuple[int, ...]) -> Settings:
     """Return the chosen settings for a device with these cores, with at most as many threads.
 
-    `gpu`: the name of a GPU for the worker. One that sees a single GPU has it as `cuda`, whatever its number.
+    A worker sees one GPU alone, and so has it as `cuda`.
     """
     chosen = settings.model_dump(mode="json", exclude_unset=True)
     chosen |= {"cores": cores, "threads": min(chosen.get("threads", len(cores)), len(cores))}
-    return Settings.model_validate(chosen | ({"device": gpu} if settings.gpu else {}))
+    return Settings.model_validate(chosen | ({"device": "cuda"} if settings.gpu else {}))
 
 
 def split(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:

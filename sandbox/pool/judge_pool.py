@@ -267,7 +267,10 @@ class JudgePool:
             raise JudgingError("the judging has ended; use it inside `async with JudgePool()`")
         async with self._starting:
             if not self._is_started:
-                await dispatcher.__aenter__()
+                try:
+                    await dispatcher.__aenter__()
+                except ExecutorError as error:
+                    raise JudgingError(str(error)) from None
                 self._is_started = True
         return dispatcher
 

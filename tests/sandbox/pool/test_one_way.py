@@ -6,7 +6,7 @@ import pytest
 
 from kernelwright import judge_many
 from kernelwright.agent.scheduler import evaluating
-from kernelwright.sandbox.pool.executor import LocalExecutor
+from kernelwright.sandbox.pool.executor import LocalExecutor, own_cores
 from kernelwright.sandbox.pool.judge_pool import Where
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.verdict.report import report
@@ -42,5 +42,6 @@ def test_all_four_ways_give_the_same_verdicts():
     found, _ = asyncio.run(judged(LocalExecutor(QUICK, 2), works))
     assert [told(one.verdict) for one in found] == expected
     pairs = [(work.problem, work.candidate.source) for work in works]
-    reports = [result.report for result in judge_many(pairs, settings=QUICK)]
-    assert [(one["outcome"], one["stage"], (one["reason"] or "").partition(":")[0]) for one in reports] == expected
+    for where in (None, Where(devices=min(2, len(own_cores())))):
+        reports = [result.report for result in judge_many(pairs, settings=QUICK, where=where)]
+        assert [(one["outcome"], one["stage"], (one["reason"] or "").partition(":")[0]) for one in reports] == expected
