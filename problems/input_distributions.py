@@ -47,8 +47,8 @@ def end_far_out(x: "torch.Tensor", times: float) -> None:
     """Make rows in the second half, and indices of axis 0, end alternately above and below all drawn values.
 
     Above is half of `times` the largest magnitude, or more. No value gets a sign that was not drawn: where all are
-    positive, below is the smallest divided by as much. The last two of all are farther out, so that a remainder that is
-    left out is missed over the last axis, over axis 0 and over everything. Which of these two is above differs from
+    positive, below is the smallest divided by as much. The last two of all are farther out. So a skipped remainder
+    shows over the last axis, over axis 0 and over everything. Which of these two is above differs from
     draw to draw; where all have one sign, the last is the one of the larger magnitude.
     """
     import torch

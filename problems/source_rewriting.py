@@ -1,8 +1,8 @@
 """Changes to the text of a reference: its sizes, its device, and the order of its constructor arguments.
 
 Our convention for constructor arguments is a list of positions, which a candidate takes in the order of the reference's
-`Model`. A source in another convention (a dict of keywords, or positions and a dict) gets a few lines at its end that
-put the arguments in order; its own text stays.
+`Model`. A source in another convention (a dict of keywords, or positions and a dict) gets lines at its end that order
+them; its own text stays.
 """
 
 import ast

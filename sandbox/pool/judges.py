@@ -1,6 +1,6 @@
-"""`Judges`: judging in this process, for any number of problems and threads. Every judging goes through it.
+"""`Judges`: judging in this process, for any number of problems and threads.
 
-Builds run side by side. Timing is one at a time: in this process, and by the locks of `timing_locks.py` on the machine.
+Builds run concurrently. Timing is one at a time: in this process, and by `sandbox/locks.py` on the machine.
 """
 
 import errno

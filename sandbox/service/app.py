@@ -320,7 +320,7 @@ def page(document: dict[str, Any]) -> str:
 
 def facts(queue: JobQueue) -> ServiceFacts:
     devices = {name: [one.model_dump(mode="json") for one in group.devices] for name, group in queue.groups.items()}
-    room = {name: group.room for name, group in queue.groups.items()}
+    room = {name: group.capacity for name, group in queue.groups.items()}
     return ServiceFacts(**own_versions(), devices=devices, room=room, queue=queue.limit, draining=queue.draining)
 
 

@@ -51,7 +51,7 @@ class DeviceGroup:
         return self._dispatcher.tally if self._dispatcher else Tally()
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Jobs that it may have at a time: a job that waits in the queue can still be overtaken, or taken back."""
         return 0 if self.is_lost else self.builders + AHEAD * len(self.devices)
 
@@ -190,7 +190,7 @@ class JobQueue:
             if group.is_lost and name not in self._opening and not self.draining:
                 self._opening[name] = asyncio.create_task(self._open_again(name, group))
             due = self._due[name]
-            while due and self._running[name] < group.room and not self.draining:
+            while due and self._running[name] < group.capacity and not self.draining:
                 live = self._live.get(heapq.heappop(due)[1])
                 if live is not None and live.task is None:
                     self._running[name] += 1

@@ -66,6 +66,8 @@ class DeadlineProtocol(H11Protocol):
     """Connections that were ended so, by reason."""
     receiving: ClassVar[dict["DeadlineProtocol", asyncio.TimerHandle]] = {}
     """Connections that wait for their client, oldest first, with the timers that end them."""
+    answering: ClassVar[set["DeadlineProtocol"]] = set()
+    """Connections whose request is complete."""
     _sending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -77,6 +79,7 @@ class DeadlineProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._has_sent()
+        self.answering.discard(self)
         if self._sending is not None:
             self._sending.cancel()
 
@@ -107,7 +110,9 @@ class DeadlineProtocol(H11Protocol):
     def _expect_rest(self) -> None:
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._has_sent()
+            self.answering.add(self)
         elif self not in self.receiving and not self.transport.is_closing():
+            self.answering.discard(self)
             self.receiving[self] = self.loop.call_later(self.receive_s, self._end_slow)
 
     def _has_sent(self) -> None:
@@ -137,11 +142,20 @@ class Guard:
     receives the rest of the body of a refused request: a client that still sends would lose the answer.
     """
 
-    def __init__(self, app: ASGIApp, refused: Counter[str], token: str | None, hosts: Collection[str] | None) -> None:
-        """`refused` counts by reason; `hosts`: host names of the service, None for any, as on a Unix socket."""
-        self._app, self._refused, self._hosts = app, refused, hosts
+    def __init__(
+        self,
+        app: ASGIApp,
+        refused: Counter[str],
+        answering: Collection[object],
+        token: str | None,
+        hosts: Collection[str] | None,
+    ) -> None:
+        """`refused` counts by reason; `answering`: connections whose request is complete.
+
+        `hosts`: host names of the service, None for any, as on a Unix socket.
+        """
+        self._app, self._refused, self._answering, self._hosts = app, refused, answering, hosts
         self._token = None if token is None else _digest(token.encode())
-        self._answering = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -160,12 +174,7 @@ class Guard:
                 left -= len((await receive_part()).get("body", b""))
             await send(message)
 
-        refusal = self._refusal(scope)
-        self._answering += 1
-        try:
-            await (refusal or self._app)(scope, receive_part, send_last)
-        finally:
-            self._answering -= 1
+        await (self._refusal(scope) or self._app)(scope, receive_part, send_last)
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
@@ -178,7 +187,7 @@ class Guard:
         if self._hosts is not None and host_name(headers.get("host", "")) not in self._hosts:
             said = "this service has another name; use the one that it was started with"
             return self._refused_for("host", 421, said, {})
-        if self._answering >= MOST_REQUESTS and scope["path"] not in OPEN_PATHS:
+        if len(self._answering) > MOST_REQUESTS and scope["path"] not in OPEN_PATHS:
             return self._refused_for(
                 "busy", 503, "too many requests are being answered; ask again", {"retry-after": "1"}
             )
@@ -272,7 +281,7 @@ def _config(options: ServiceOptions, queue: JobQueue, texts: TextReaders) -> uvi
     hosts = LOOPBACK | {options.host.lower()} if options.port is not None and options.token is None else None
     served = application(queue, texts, DeadlineProtocol.late)
     return uvicorn.Config(
-        Guard(served, queue.counts.refused, options.token, hosts),
+        Guard(served, queue.counts.refused, DeadlineProtocol.answering, options.token, hosts),
         http=DeadlineProtocol,
         ws="none",
         lifespan="off",

@@ -192,7 +192,14 @@ class Listening:
 
     def __init__(self, folder, token=None, hosts=None, limit=100, receive_s=20.0, send_s=30.0, most=512):
         self.folder, self.token, self.hosts, self.limit = folder, token, hosts, limit
-        times = {"receive_s": receive_s, "send_s": send_s, "most": most, "late": Counter(), "receiving": {}}
+        times = {
+            "receive_s": receive_s,
+            "send_s": send_s,
+            "most": most,
+            "late": Counter(),
+            "receiving": {},
+            "answering": set(),
+        }
         self.protocol = type("Protocol", (DeadlineProtocol,), times)
         self.up = threading.Event()
         self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
@@ -204,7 +211,7 @@ class Listening:
         await group.open()
         self.queue = JobQueue(store, {"cpu": group}, self.limit)
         served = application(self.queue, self.texts, self.protocol.late)
-        self.guard = Guard(served, self.queue.counts.refused, self.token, self.hosts)
+        self.guard = Guard(served, self.queue.counts.refused, self.protocol.answering, self.token, self.hosts)
         limits = {"h11_max_incomplete_event_size": LARGEST_HEAD_BYTES, "timeout_graceful_shutdown": 1}
         quiet = {"ws": "none", "lifespan": "off", "log_level": "critical"}
         self.server = uvicorn.Server(uvicorn.Config(self.guard, http=self.protocol, **quiet, **limits))

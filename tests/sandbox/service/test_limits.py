@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from kernelwright.sandbox.service.requests import LONGEST_TEXT, SMALL_LETTERS
-from kernelwright.sandbox.service.server import MOST_REQUESTS, host_name
+from kernelwright.sandbox.service.server import host_name
 from tests.support.service import job, listening, until
 
 HEAD = b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
@@ -68,12 +68,19 @@ def test_idle_connections_make_room_for_others(tmp_path, connect):
         assert len(service.server.server_state.connections) <= 20
 
 
-def test_beyond_the_requests_that_are_answered_at_a_time_only_health_is(tmp_path):
+def test_beyond_the_requests_that_are_answered_at_a_time_only_health_is(tmp_path, connect, monkeypatch):
+    monkeypatch.setattr("kernelwright.sandbox.service.server.MOST_REQUESTS", 3)
     with listening(tmp_path) as service:
-        service.guard._answering = MOST_REQUESTS
-        full = service.client().ask("GET", "/v1/service")
+        client = service.client()
+        connect(client, HEAD + b"{", 9)
+        waiting = (
+            f"GET /v1/jobs/{client.ask('POST', '/v1/jobs', job()).body['id']}?wait=300 HTTP/1.1\r\nHost: x\r\n\r\n"
+        )
+        connect(client, waiting.encode(), 3)
+        until(lambda: len(service.protocol.answering) == 3)
+        full = client.ask("GET", "/v1/service")
         assert (full.status, full.headers["retry-after"]) == (503, "1")
-        assert service.client().ask("GET", "/healthz").status == 200
+        assert client.ask("GET", "/healthz").status == 200
 
 
 @pytest.mark.parametrize(
