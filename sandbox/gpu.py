@@ -23,12 +23,11 @@ from kernelwright.sandbox.gpu_tools import Subject, looked_at
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.locks import PATIENT, WaitLimit, processor_lock
-from kernelwright.sandbox.machine import versions
+from kernelwright.sandbox.machine import gib, versions
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.gpu_baselines import GpuBaselines
 from kernelwright.sandbox.timing.paired import Timing
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed, UnsupportedHere
-from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.statistics import GPU_LEAST, GPU_UNKNOWN
 from kernelwright.sandbox.workfolder import WorkFolder

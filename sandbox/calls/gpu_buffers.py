@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kernelwright.sandbox.machine import gib
 from kernelwright.sandbox.tensors import (
     ALIGNMENT,
     DeviceBytes,
@@ -28,7 +29,6 @@ from kernelwright.sandbox.tensors import (
     same_bytes,
 )
 from kernelwright.sandbox.verdict.errors import SandboxError
-from kernelwright.sandbox.verdict.memory import gib
 from kernelwright_child import driver
 from kernelwright_child.gpu_memory import ArrayInterface
 

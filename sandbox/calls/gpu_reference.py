@@ -28,9 +28,9 @@ from kernelwright.sandbox.correctness.compare import PLAIN as PLAIN_RULE
 from kernelwright.sandbox.correctness.compare import mismatch, tolerance_of
 from kernelwright.sandbox.correctness.distance import Cut, Joined, are_alike, cuts, part, result_rows, spans
 from kernelwright.sandbox.correctness.lint import TimedResult
+from kernelwright.sandbox.machine import gib
 from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.verdict.errors import UnsupportedProblem
-from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.verdicts import ProblemStatus
 from kernelwright.sandbox.workfolder import WorkFolder
 

@@ -34,9 +34,9 @@ from kernelwright.sandbox.calls.sessions import (
 )
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.jail.process import ChildGone, ChildLate
+from kernelwright.sandbox.machine import gib
 from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, is_sound, with_changed
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import driver

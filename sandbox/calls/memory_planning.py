@@ -7,9 +7,9 @@ from pydantic import TypeAdapter, ValidationError
 from kernelwright.problems import Problem
 from kernelwright.problems.arithmetic import input_bytes
 from kernelwright.sandbox.calls.sessions import Refused, Session
+from kernelwright.sandbox.machine import free_bytes, gib
 from kernelwright.sandbox.storage import Store, plan_key
 from kernelwright.sandbox.verdict.errors import UnsupportedHere
-from kernelwright.sandbox.verdict.memory import free_bytes, gib
 from kernelwright.sandbox.verdict.settings import Settings
 
 CONTEXT_BYTES = 640 * 2**20

@@ -14,10 +14,10 @@ from kernelwright.sandbox.correctness.compare import mismatch, tolerance_of
 from kernelwright.sandbox.correctness.families import changed
 from kernelwright.sandbox.correctness.lint import OVERALL, RunningReference, draws, quick_status
 from kernelwright.sandbox.jail.process import ChildGone, ChildLate
+from kernelwright.sandbox.machine import gib
 from kernelwright.sandbox.storage import Store, status_key
 from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, alone, poisoned
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere, UnsupportedProblem
-from kernelwright.sandbox.verdict.memory import gib
 from kernelwright.sandbox.verdict.settings import CompileMode
 from kernelwright.sandbox.verdict.verdicts import ProblemStatus
 from kernelwright.sandbox.workfolder import WorkFolder

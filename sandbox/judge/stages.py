@@ -24,9 +24,9 @@ from kernelwright.sandbox.logs import build_reason, trim_build_log, trim_traceba
 from kernelwright.sandbox.machine import versions_used
 from kernelwright.sandbox.tensors import MemoryReadError, Values
 from kernelwright.sandbox.toolchain import MakingHeaders, Toolchain, missing_headers, toolchain
-from kernelwright.sandbox.verdict.errors import SandboxError, StageFailed
+from kernelwright.sandbox.verdict.errors import SandboxError, Stage, StageFailed
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright.sandbox.verdict.verdicts import Authenticity, Candidate, Look, Stage
+from kernelwright.sandbox.verdict.verdicts import Authenticity, Candidate, Look
 from kernelwright.sandbox.workfolder import WorkFolder
 
 LOG = logging.getLogger("kernelwright.sandbox.judge")

@@ -31,6 +31,7 @@ from kernelwright.sandbox.authenticity.scan import (
     checked_source,
     problem_of,
 )
+from kernelwright.sandbox.machine import child_limit_bytes
 from kernelwright.sandbox.pool.client import (
     RefusedJob,
     RemoteExecutor,
@@ -48,7 +49,6 @@ from kernelwright.sandbox.pool.executor import (
     choose_kind,
     own_cores,
 )
-from kernelwright.sandbox.verdict.memory import child_limit_bytes
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child import driver

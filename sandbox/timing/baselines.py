@@ -18,12 +18,12 @@ from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSessi
 from kernelwright.sandbox.correctness.compare import IEEE, KERNELBENCH, Shares
 from kernelwright.sandbox.correctness.families import FAMILIES, Domain
 from kernelwright.sandbox.jail.zygote import ZYGOTES
+from kernelwright.sandbox.machine import free_bytes
 from kernelwright.sandbox.storage import Bounds, FolderStore, Store, digest_of, status_key
 from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.timing.baseline_facts import BaselineTimes, Spreads, by_worker, processor_kind
 from kernelwright.sandbox.toolchain import require_python_header
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
-from kernelwright.sandbox.verdict.memory import free_bytes
 from kernelwright.sandbox.verdict.settings import Accuracy, CompileMode, Settings
 from kernelwright.sandbox.verdict.statistics import KnownSpread
 from kernelwright.sandbox.verdict.verdicts import Measurement, ProblemStatus

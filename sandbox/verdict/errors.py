@@ -1,6 +1,8 @@
 """Errors that are not the candidate's fault, and the one that is."""
 
-from kernelwright.sandbox.verdict.verdicts import Stage
+from typing import Literal
+
+Stage = Literal["scan", "build", "load", "run", "check", "time"]
 
 
 class SandboxError(Exception):

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from kernelwright.problems.problem import Record
-from kernelwright.sandbox.verdict.memory import child_limit_bytes
+from kernelwright.sandbox.machine import child_limit_bytes
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 BaselineGroup = Literal["shipped", "tf32", "channels_last", "compiled-tf32", "compiled-shipped"]

@@ -11,6 +11,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from kernelwright.problems.languages import LanguageName
 from kernelwright.problems.problem import Record
+from kernelwright.sandbox.verdict.errors import Stage
 from kernelwright.sandbox.verdict.gpu_timing import DeviceRecord
 from kernelwright.sandbox.verdict.roofline import Floor
 from kernelwright.sandbox.verdict.settings import Accuracy, JudgingEffort
@@ -126,7 +127,6 @@ def table(kernels: Iterable[tuple[str, int, float]], widest: int = 8) -> str:
     return "\n".join(lines)
 
 
-Stage = Literal["scan", "build", "load", "run", "check", "time"]
 Comparison = Literal["faster", "same", "slower", "too_noisy", "unconfirmed"]
 TimingClock = Literal["call", "gpu_time", "events", "bound"]
 JAIL_OFF = "JAIL OFF by request"

@@ -21,8 +21,8 @@ from kernelwright.sandbox.calls.memory_planning import (
     taken_bytes,
 )
 from kernelwright.sandbox.gpu import backend_of
+from kernelwright.sandbox.machine import free_bytes
 from kernelwright.sandbox.verdict.errors import UnsupportedHere
-from kernelwright.sandbox.verdict.memory import free_bytes
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import WorkFolder
 from tests.support.problems import stateless, tiny_problem

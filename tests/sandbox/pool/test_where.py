@@ -2,10 +2,9 @@
 
 import pytest
 
-from kernelwright.sandbox.machine import processor_name
+from kernelwright.sandbox.machine import child_limit_bytes, processor_name
 from kernelwright.sandbox.pool.executor import ExecutorError, own_cores
 from kernelwright.sandbox.pool.judge_pool import Where, as_far_as_there, executor_for, settled
-from kernelwright.sandbox.verdict.memory import child_limit_bytes
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright_child import driver
 

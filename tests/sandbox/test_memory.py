@@ -1,6 +1,6 @@
 import pytest
 
-from kernelwright.sandbox.verdict.memory import child_limit_bytes, free_bytes, gib, machine_bytes
+from kernelwright.sandbox.machine import child_limit_bytes, free_bytes, gib, machine_bytes
 
 GIB = 2**30
 
