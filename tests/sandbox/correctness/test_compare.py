@@ -115,48 +115,36 @@ def test_a_missing_output_is_wrong():
     assert mismatch(output(ROUNDED), output(EXACT, EXACT), output(ROUNDED, ROUNDED), Tolerance())
 
 
-def test_a_nan_that_the_reference_lacks_is_wrong():
-    got = ROUNDED.clone()
-    got[3, 4] = float("nan")
-    assert "has NaN at [3, 4]" in verdict_on(got, EXACT, ROUNDED).reason
+def with_value(place, value, tensor=ROUNDED):
+    changed = tensor.clone()
+    changed[place] = value
+    return changed
 
 
-def test_a_nan_that_the_reference_has_is_wanted():
-    with_nan = ROUNDED.clone()
-    with_nan[3, 4] = float("nan")
-    assert verdict_on(with_nan, with_nan.double(), with_nan) is None
-    assert "lacks NaN" in verdict_on(ROUNDED, with_nan.double(), with_nan).reason
-
-
-def test_the_sign_of_an_infinity_counts():
-    plus, minus = ROUNDED.clone(), ROUNDED.clone()
-    plus[0, 0], minus[0, 0] = float("inf"), float("-inf")
+def test_nan_and_infinities_are_where_the_reference_has_them():
+    nan = with_value((3, 4), float("nan"))
+    assert "has NaN at [3, 4]" in verdict_on(nan, EXACT, ROUNDED).reason
+    assert verdict_on(nan, nan.double(), nan) is None
+    assert "lacks NaN" in verdict_on(ROUNDED, nan.double(), nan).reason
+    plus, minus = with_value((0, 0), float("inf")), with_value((0, 0), float("-inf"))
     assert "Inf" in verdict_on(minus, plus.double(), plus).reason
+    column = with_value((slice(None), -1), float("nan"))
+    assert "index 79 (the last)" in verdict_on(column, EXACT, ROUNDED).reason
 
 
-def test_integers_must_be_equal():
+def test_integers_must_be_equal_and_nothing_is_right_where_it_is_wanted():
     want = torch.arange(12).view(3, 4)
     assert verdict_on(want, want, want) is None
     assert "off by the constant 1" in verdict_on(want + 1, want, want).reason
-
-
-def test_an_empty_output_is_right_where_it_is_wanted():
     empty = torch.empty(0, 3)
     assert verdict_on(empty, empty.double(), empty) is None
 
 
 def test_the_reason_gives_the_worst_place_with_got_want_and_bound():
-    got = ROUNDED.clone()
-    got[7, 5] += 3
+    got = with_value((7, 5), ROUNDED[7, 5] + 3)
     reason = verdict_on(got, EXACT, ROUNDED).reason
     assert "largest error is 3" in reason
     assert f"at [7, 5]: got {float(got[7, 5]):.7g}, want {float(EXACT[7, 5]):.7g}" in reason
-
-
-def test_places_of_nan_are_described():
-    got = ROUNDED.clone()
-    got[:, -1] = float("nan")
-    assert "index 79 (the last)" in verdict_on(got, EXACT, ROUNDED).reason
 
 
 def test_an_overflow_of_the_reference_may_be_avoided():

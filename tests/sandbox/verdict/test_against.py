@@ -33,29 +33,22 @@ def test_the_speedup_is_against_the_fastest_of_all_and_all_are_told_the_fastest_
     assert list(found.speedups.values()) == [1.25, 1.5, 2.0, 4.0]
 
 
-def test_the_speedup_against_one_baseline_is_asked_for_by_its_name():
-    found = measured(on_device(), **ALL)
-    assert [found.speedup_against(name) for name in (EAGER, AS_SHIPPED, "torch.compile default")] == [4.0, 2.0, 1.5]
-
-
-def test_against_torch_compile_the_fastest_mode_counts():
-    assert measured(on_device(), **ALL).speedup_against(COMPILED) == 1.25
-
-
-def test_what_was_not_measured_is_none():
-    assert measured(eager=2.0).speedup_against(COMPILED) is None
-
-
-def test_on_a_processor_eager_is_eager_as_shipped():
-    assert measured(eager=2.0).speedup_against(AS_SHIPPED) == 2.0
-
-
-def test_on_a_device_eager_is_eager_as_shipped_where_the_record_says_so():
-    assert measured(on_device(shipped_is_eager=True), eager=2.0).speedup_against(AS_SHIPPED) == 2.0
-
-
-def test_a_record_of_a_device_that_says_nothing_of_the_switches_does_not_know():
-    assert measured(on_device(), eager=2.0, compiled=1.5).speedup_against(AS_SHIPPED) is None
+@pytest.mark.parametrize(
+    ("found", "baseline", "speedup"),
+    [
+        (measured(on_device(), **ALL), EAGER, 4.0),
+        (measured(on_device(), **ALL), AS_SHIPPED, 2.0),
+        (measured(on_device(), **ALL), "torch.compile default", 1.5),
+        (measured(on_device(), **ALL), COMPILED, 1.25),
+        (measured(eager=2.0), COMPILED, None),
+        (measured(eager=2.0), AS_SHIPPED, 2.0),
+        (measured(on_device(shipped_is_eager=True), eager=2.0), AS_SHIPPED, 2.0),
+        (measured(on_device(), eager=2.0, compiled=1.5), AS_SHIPPED, None),
+    ],
+    ids=["eager", "shipped", "a mode", "the fastest mode", "none", "a processor", "no switch changes it", "unknown"],
+)
+def test_the_speedup_against_one_baseline(found, baseline, speedup):
+    assert found.speedup_against(baseline) == speedup
 
 
 def test_the_report_has_all_of_them():
