@@ -98,11 +98,11 @@ class DeviceRecord(Record):
     shipped_is_eager: bool = False
     """Whether torch's own precision switches change no bit of what eager gives, so that it is not timed under them."""
     device_ms: dict[str, tuple[float | None, ...]]
-    """Time on the device of each sample, by events, as the side's own process reports it."""
+    """GPU time of each sample, by events, as the side's own process reports it."""
     latency_ms: dict[str, tuple[float, ...]] = Field(default_factory=dict)
-    """From an idle device to the result, by the worker's word; untimed calls, so of another number."""
+    """Call latency: from an idle device to the result, as the worker reports it; of separate calls."""
     host_ms: dict[str, tuple[float, ...]] = Field(default_factory=dict)
-    """Until the call returns, by the worker's word, in the same calls."""
+    """Host time: until the call returns, as the worker reports it, in the same calls."""
     positions: dict[str, tuple[int, ...]] = Field(default_factory=dict)
     """Which place in the order of its round each sample had, from 0."""
     check: ClockCheck | None = None

@@ -29,7 +29,7 @@ def report(verdict: Verdict) -> dict[str, Any]:
     `speedup` is against the fastest baseline at equal accuracy, which `against` names; it has the ends of its 95 %
     interval. `speedup_any` is against the fastest of all. `speedups` has those against each that was measured, and the
     keys of `USUAL` those against the usual ones. `timing_clock` says what `candidate_ms` and `baselines_ms` are: the
-    time on a GPU (`gpu_time`), or of a call on a processor (`call`); `times` has all three times of each side on a GPU.
+    GPU time (`gpu_time`), or the time of a call on a processor (`call`). `times` has the three times of each side.
     `floor_ms`, `fraction_of_floor` and `impossible_below_ms` are None where no floor is known.
     `kernelwright.sandbox.verdict.report` recomputes what is derived.
     """

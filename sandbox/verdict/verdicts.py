@@ -157,7 +157,7 @@ class Pairing(Record):
     """Raw timings of a candidate and one baseline on the same inputs: sample i of both saw the same values.
 
     Times are in ms. On a processor they are the judge's, from the moment the worker may see the input to the moment it
-    is frozen after saying that it is done. On a GPU they are the time on the device, see `Measurement.timing_clock`.
+    is frozen after saying that it is done. On a GPU they are GPU times, see `Measurement.timing_clock`.
     """
 
     baseline: str
@@ -243,17 +243,17 @@ class Measurement(Record):
 
     @property
     def gpu_time_ms(self) -> float | None:
-        """Median time of the candidate on the device; None on a processor and in records of older releases."""
+        """Median GPU time of the candidate; None on a processor and in records of older releases."""
         return self.candidate_ms if self.timing_clock == "gpu_time" else None
 
     @property
     def call_latency_ms(self) -> float | None:
-        """Median time from an idle device to the candidate's result, by its process's word; None where not measured."""
+        """Median call latency of the candidate, as its process reports it; None where not measured."""
         return self.times.get("candidate", {}).get("call_latency_ms")
 
     @property
     def host_time_ms(self) -> float | None:
-        """Median time until the candidate's call returns, by its process's word; None where not measured."""
+        """Median host time of the candidate's call, as its process reports it; None where not measured."""
         return self.times.get("candidate", {}).get("host_time_ms")
 
     @property
