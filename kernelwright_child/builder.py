@@ -288,7 +288,6 @@ def build_noted(message: Message, fds: list[int]) -> Message:
 
 
 def _make_noted(folder: str) -> None:
-    """Make the noted call in a new folder and record its result in the index."""
     call, keys = read_note(Path(os.environ["TMPDIR"]) / NOTE)
     recorder = Recorder(folder)
     place = recorder.index.top / f"late-{keys.whole[:16]}"

@@ -379,7 +379,6 @@ INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"][^\n]*$", re.M)
 
 
 def first_error(said: str, source_path: str) -> str | None:
-    """Return the text of the first error, if it lies in the source and not in a header."""
     found = ERROR.search(said)
     return found["words"] if found and found["file"] == source_path else None
 
@@ -432,7 +431,6 @@ def end_siblings() -> None:
 
 
 def _others(table: Table, ninja: int, line: list[int]) -> list[int]:
-    """Return all processes below ninja, without those on the line to this one."""
     found = [ninja]
     for above in found:
         found += [pid for pid, (_, parent, _) in table.items() if parent == above and pid not in line]

@@ -77,7 +77,6 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def checked(name: str, code: int) -> None:
-    """Raise `CudaError` unless a function of the driver succeeded."""
     if code:
         raise CudaError(name, code, _name(library(), code))
 
@@ -145,7 +144,6 @@ class Context:
         call("cuCtxSetCurrent", self._context)
 
     def close(self) -> None:
-        """Release the context, which ends with its last user."""
         if self._context:
             call("cuDevicePrimaryCtxRelease_v2", self._device)
             self._context = c_void_p()

@@ -36,7 +36,6 @@ class MappedMemory:
         self.tensors = [self._tensor(spec) for spec in specs]
 
     def close(self) -> None:
-        """Unmap it; no tensor in it may be used any more."""
         self.tensors = []
         del self._whole
         self._shared.close()

@@ -28,8 +28,6 @@ START_BYTES, END_BYTES = 60_000, 4000
 
 
 class Tools:
-    """The values of a call, and the call under a tool."""
-
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, Any]] = {}
 
@@ -99,7 +97,6 @@ def main(arguments: list[str]) -> None:
 
 
 def _trial(plan: dict[str, Any]) -> Callable[[], object]:
-    """Return a small correct call, to try the tool."""
     values = torch.ones(2**20, device=plan["device"])
     return lambda: values.mul_(2)
 

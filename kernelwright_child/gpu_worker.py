@@ -26,7 +26,6 @@ MANY = 2**18
 
 
 def use_device(worker: ModelRunner, handlers: dict[str, Handler]) -> None:
-    """Replace the handlers by those for the device."""
     device = OnDevice(worker)
     handlers.update(device.handlers() | Tools().handlers())
     if hasattr(worker, "draw_values"):
@@ -109,7 +108,6 @@ class OnDevice:
         return {}
 
     def _give_back(self) -> None:
-        """Unmap the memory that was shared last."""
         self._kept, self.worker.results = [], None
         if self._memory is not None:
             torch.cuda.synchronize()
@@ -117,7 +115,6 @@ class OnDevice:
             self._memory = None
 
     def share_outputs(self, message: Message, fds: list[int]) -> Message:
-        """Map device memory for outputs that the judge cannot map."""
         self._spill = self._spill or gpu_memory.Spill()
         self._spill.use(gpu_memory.MappedMemory(fds[0], message["bytes"], message["specs"]))
         os.close(fds[0])
@@ -130,7 +127,6 @@ class OnDevice:
         return {"tensors": [gpu_memory.describe(self._kept[0])[0]]}
 
     def copy_outputs(self, message: Message, fds: list[int]) -> Message:
-        """Copy all later outputs to the memory that is shared for them."""
         assert self._spill is not None
         self._spill.takes_all = True
         return {}
@@ -210,7 +206,6 @@ class OnDevice:
         return {"device_ms": [start.elapsed_time(end) for start, end in self._timed]}
 
     def nothing(self, message: Message, fds: list[int]) -> Message:
-        """Make an almost empty call, for the cost of the protocol."""
         if self._nothing is None:
             self._nothing = torch.zeros(1024, dtype=torch.uint8, device="cuda")
         result = self._nothing
@@ -222,7 +217,6 @@ class OnDevice:
         return self._shown(self.worker.results)
 
     def rest(self, message: Message, fds: list[int]) -> Message:
-        """Free the last result and all memory that torch caches."""
         self._kept, self.worker.results = [], None
         gpu_memory.forget()
         torch.cuda.empty_cache()
@@ -293,7 +287,6 @@ class Drawing:
         return {"switches": fix_precision(message["precision"])}
 
     def layout(self, message: Message, fds: list[int]) -> Message:
-        """Return the structure of the inputs with dtype and shape of each tensor."""
         tensors: list[torch.Tensor] = []
         tree = wire.pack(self._drawn(message), tensors)
         return {

@@ -95,7 +95,6 @@ class ModelRunner:
         return state
 
     def construct_seeded(self, message: Message, fds: list[int]) -> Message:
-        """Construct another model under the given seed, used from now on."""
         self.earlier.append(self.model)
         self.construct(message["seed"], message["vary"])
         return {}
@@ -173,7 +172,6 @@ class ModelRunner:
         return {}
 
     def restore(self, message: Message, fds: list[int]) -> Message:
-        """Reset the followed weights, in the same tensors."""
         for _, module, name, tensor, value in self.followed:
             tensor.detach().copy_(value)
             setattr(module, name, tensor)

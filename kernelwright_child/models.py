@@ -156,7 +156,6 @@ class Widening(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call with float64 in place of the narrower types and tensors among the arguments."""
         kwargs = kwargs or {}
         if func in CASTS:
             return args[0].double()

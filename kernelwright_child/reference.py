@@ -78,7 +78,6 @@ class Reference(ModelRunner):
         }
 
     def plan(self, message: Message, fds: list[int]) -> Message:
-        """Plan the memory of the reference before it runs."""
         return {"plan": plan(message["source"], message["dtype"], message["backward"])}
 
     def load(self, message: Message, fds: list[int]) -> Message:
@@ -106,7 +105,6 @@ class Reference(ModelRunner):
         return arguments
 
     def construct_seeded(self, message: Message, fds: list[int]) -> Message:
-        """Construct as a candidate's process does, and return the weights."""
         self.drawn = self.construct(message["seed"], message["vary"])
         return place(self.drawn)
 

@@ -13,7 +13,6 @@ from kernelwright_child.wire import Handler, Message, serve, wait_for_a_build
 
 
 def with_device(runner: ModelRunner) -> dict[str, Handler]:
-    """Return the runner's handlers, and one that replaces some of them for a device."""
     handlers = runner.handlers()
 
     def use_device(message: Message, fds: list[int]) -> Message:

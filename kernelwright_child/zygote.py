@@ -157,8 +157,6 @@ groups."""
 
 
 class Affinity(NamedTuple):
-    """The cores that a child may run on."""
-
     bound: frozenset[int]
     """Cores of the main thread after the import of torch, whose OpenMP may bind it to one."""
     cores: frozenset[int]
@@ -260,7 +258,6 @@ class _Birth:
 
 
 def reseed() -> None:
-    """Seed random numbers differently in each fork."""
     random.seed()
     sys.modules["torch"].default_generator.seed()
     numbers = sys.modules.get("numpy.random")

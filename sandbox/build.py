@@ -56,7 +56,6 @@ class BuildRecord(Record):
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """A phrase for each compilation with its file, way and seconds."""
         return tuple(
             one_line(
                 f"{run.extension} {run.file}: {run.way}, {run.seconds:.1f} s{'' if run.compiled else ', failed'}",

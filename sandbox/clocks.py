@@ -119,7 +119,6 @@ class Clocks:
         return value.value if self._asks(name, *map(c_uint, arguments), byref(value)) else None
 
     def _asks(self, name: str, *arguments: object) -> bool:
-        """Call a function of NVML on the device; return whether it succeeded."""
         if self._library is None or not hasattr(self._library, name):
             return False
         answer: int = getattr(self._library, name)(self._handle, *arguments)

@@ -40,7 +40,6 @@ HOW_TO_GET = {
 
 
 def program(name: str) -> str | None:
-    """Find a tool of the CUDA toolkit; None where it is not installed."""
     found = shutil.which(name)
     if found:
         return found
@@ -144,7 +143,6 @@ def parse_hazards(report: str, ended_well: bool = True, said: str = "") -> str:
 
 
 def _faults(lines: Sequence[str]) -> Iterator[MemoryFault]:
-    """Yield a fault for each heading and the lines up to the next."""
     starts = [index for index, line in enumerate(lines) if _HEADING.fullmatch(line)]
     for start, end in pairwise([*starts, len(lines)]):
         yield _fault(lines[start], lines[start + 1 : end])
@@ -249,7 +247,6 @@ def read_counters(text: str) -> list[KernelFacts]:
 
 
 def ncu_failure(output: str) -> str:
-    """Describe a run of ncu without a result in one sentence."""
     if PERMISSION in output:
         return f"the driver lets only administrators read the counters ({PERMISSION})"
     errors = [line for line in output.splitlines() if line.startswith("==ERROR==")]
@@ -257,7 +254,6 @@ def ncu_failure(output: str) -> str:
 
 
 def ncu_obstacle(output: str) -> str:
-    """Describe a run in a jail without a result, with the remedy."""
     why = ncu_failure(output)
     return f"{why}; {COUNTER_REMEDY}; {IN_JAIL}" if PERMISSION in output else why
 
@@ -296,8 +292,6 @@ class Ran(NamedTuple):
 
 
 class ToolTask(NamedTuple):
-    """A task of `kernelwright_child.gpu_tool`."""
-
     plan: Mapping[str, object]
     kept: Mapping[str, Values]
     """Values that it maps, by name: `arguments`, `values` and, if any, `weights`."""
@@ -369,7 +363,6 @@ def _note(built: Built, **what: object) -> None:
 
 
 def run_call(subject: Subject, tool: Tool) -> Ran:
-    """Make the candidate's call under a tool; its time counts as part of the check."""
     built, reference = subject.built, subject.reference()
     if built.worker is not None:  # it may still have work on the device
         built.worker.close()
@@ -407,7 +400,6 @@ def _trial(path: str, command: tuple[str, ...], environment: tuple[tuple[str, st
 
 
 def run_under(tool: Tool, call: ToolTask, folder: WorkFolder, settings: Settings) -> Ran:
-    """Run the program `kernelwright_child.gpu_tool` under a tool in a jail."""
     folder.shown = folders(tool.path)
     more = {"memory_bytes": MEMORY * settings.memory_bytes}
     try:

@@ -190,7 +190,6 @@ def foreign_load(cores: tuple[int, ...]) -> int:
 
 
 def computing(process: Path, cores: tuple[int, ...]) -> int:
-    """Count the threads of a process in /proc that run or are ready to run on these cores."""
     count = 0
     with contextlib.suppress(OSError):
         for thread in (process / "task").iterdir():
@@ -258,7 +257,6 @@ class _Lock:
         self._is_logged = False
 
     def take(self, place: int, shared: bool = False) -> None:
-        """Wait for the slot's gate, and then for the slot."""
         self._wait_for(GATES + place, place)
         try:
             self._wait_for(place, place, shared)
@@ -283,7 +281,6 @@ class _Lock:
             time.sleep(POLL_S)
 
     def forget(self) -> None:
-        """Erase this process's number from its slots, before they are released."""
         for place in self._places:
             if _named(self._fd, place) == _own_name():
                 os.pwrite(self._fd, bytes(NAME_BYTES), place * NAME_BYTES)
@@ -308,7 +305,6 @@ def _report_once(about: object, line: str) -> None:
 
 @cache
 def _closed_in_forks() -> None:
-    """Close the held lock files in forks of this process."""
     os.register_at_fork(after_in_child=_close_all)
 
 

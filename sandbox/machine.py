@@ -29,7 +29,6 @@ ON_DEVICE = tuple(name for name, one in LANGUAGES.items() if one.device == "cuda
 
 @cache
 def package_version(language: str) -> str | None:
-    """Return the version of the language's package; None where it is not installed."""
     package = PACKAGES[language]
     if importlib.util.find_spec(package.module) is None:
         return None
@@ -59,7 +58,6 @@ def major_minor(version: str) -> tuple[int, ...]:
 
 
 def refused_by_torch(language: str) -> str:
-    """Return the conflict of the installed package with this torch; empty for none."""
     version = package_version(language)
     return too_new(PACKAGES[language], version, importlib.metadata.version("torch")) if version else ""
 
@@ -105,7 +103,6 @@ def language_environment(kept: Path) -> dict[str, str]:
 
 @cache
 def versions() -> dict[str, str]:
-    """Return interpreter, torch, compiler and processor, for the record."""
     import torch
 
     found = {"python": platform.python_version(), "torch": torch.__version__, "processor": processor_name()}
@@ -133,7 +130,6 @@ def device_name(device: str) -> str:
 
 @cache
 def cpu_facts() -> dict[str, str]:
-    """Parse the first processor's entry of /proc/cpuinfo."""
     facts: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines():
         key, _, value = line.partition(":")
@@ -142,7 +138,6 @@ def cpu_facts() -> dict[str, str]:
 
 
 def compiler() -> str | None:
-    """Find the C++ compiler that torch uses; None for none."""
     return shutil.which(os.environ.get("CXX", "g++"))
 
 

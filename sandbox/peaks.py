@@ -268,7 +268,6 @@ def best_ms(run: Callable[[], object]) -> float:
 
 
 def memory() -> dict[str, float]:
-    """Measure bytes per second of a copy, of reading alone and of writing alone."""
     import torch
 
     count = BUFFER_BYTES // 4
@@ -282,7 +281,6 @@ def memory() -> dict[str, float]:
 
 
 def arithmetic() -> dict[str, float]:
-    """Measure operations per second of large products, by kind of unit."""
     import torch
 
     found = {}

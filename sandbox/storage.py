@@ -64,13 +64,11 @@ def state_root() -> Path:
 
 
 def limit_bytes() -> int:
-    """Return the limit of all caches together; the default where the variable is not a number."""
     given = _given_limit()
     return int((LIMIT_GIB if given is None else given) * 2**30)
 
 
 def limit_fault() -> str:
-    """Return the error in the limit's variable; empty for none."""
     if _given_limit() is not None:
         return ""
     return f"{LIMIT_VARIABLE} is {os.environ[LIMIT_VARIABLE]!r}, which is not a number of GiB, so {LIMIT_GIB} are used"
@@ -202,8 +200,6 @@ READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Bounds(NamedTuple):
-    """Limits of a stored folder."""
-
     bytes: int
     files: int
     depth: int
@@ -379,7 +375,6 @@ def _text(path: Path) -> str:
 
 
 def _entry(text: str) -> dict[str, Any] | None:
-    """Parse a file of this store; None for any other."""
     try:
         entry = json.loads(text)
     except ValueError:
@@ -402,19 +397,16 @@ def _judge_version() -> int:
 
 
 def plan_key(problem_digest: str) -> dict[str, Any]:
-    """Return the key of a problem's memory: the problem and torch."""
     from kernelwright.sandbox.machine import versions
 
     return {"problem": problem_digest, "torch": versions()["torch"]}
 
 
 def work_key(problem_digest: str) -> dict[str, Any]:
-    """Return the key of a problem's necessary work: the problem, torch, and the judge's version."""
     return plan_key(problem_digest) | {"judge": _judge_version()}
 
 
 def status_key(problem_digest: str, device: str) -> dict[str, Any]:
-    """Return the key of a problem's status: the problem, the device, torch, and the judge's version."""
     return work_key(problem_digest) | {"device": device}
 
 

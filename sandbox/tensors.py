@@ -57,7 +57,6 @@ class DeviceBytes:
     """Bytes in device memory of the judge alone."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        """Hold a contiguous tensor of bytes."""
         self.tensor = tensor
 
     def __len__(self) -> int:
@@ -174,8 +173,6 @@ SCALARS = (int, float, str, type(None))
 
 
 class Flat(NamedTuple):
-    """A result in a form for comparison."""
-
     shape: Any
     """The nesting, with sorted dicts, and without the values of tensors and floats."""
     tensors: tuple[RawTensor, ...]

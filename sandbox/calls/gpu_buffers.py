@@ -69,7 +69,6 @@ def relieve() -> None:
 
 
 def _free_bytes() -> int | None:
-    """Return the free bytes on the calling thread's device; None where torch has not used it."""
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
@@ -137,7 +136,6 @@ class SharedDeviceMemory:
         self._staged = staged
 
     def stage_nothing(self) -> None:
-        """Release the staged values, whose memory others may need."""
         self._staged = []
 
     @contextmanager
@@ -168,7 +166,6 @@ class SharedDeviceMemory:
                 stream.copy(self._shared.address + offset, tensor.data_ptr(), tensor.numel())
 
     def taken(self) -> tuple[RawTensor, ...]:
-        """Copy the inputs that a trusted child has written."""
         places = zip(self._layout, self._offsets, self._sizes, strict=True)
         return tuple(
             RawTensor(dtype, shape, copied(self._shared.address + offset, size))
@@ -176,7 +173,6 @@ class SharedDeviceMemory:
         )
 
     def shown(self, indices: Iterable[int]) -> list["Shown"]:
-        """Return the places of these shared inputs as outputs."""
         found = []
         for index in indices:
             (dtype, shape), size = self._layout[index], self._sizes[index]
@@ -185,7 +181,6 @@ class SharedDeviceMemory:
         return found
 
     def changed(self) -> list[int]:
-        """Return the indices of shared inputs that differ from the staged values."""
         places = enumerate(zip(self._staged, self._offsets, strict=False))
         there = self._shared.address
         return [index for index, (own, offset) in places if not same_bytes(seen(there + offset, len(own)), own)]
@@ -230,7 +225,6 @@ class Shown(NamedTuple):
         return self.bytes == math.prod(self.shape) * item_bytes
 
     def laid(self, data: DeviceBytes) -> RawTensor:
-        """Return the values from a copy of the bytes from first to last, made contiguous."""
         if not self.bytes:
             return RawTensor(self.dtype, self.shape, data)
         whole = data.tensor.view(getattr(torch, self.dtype)).as_strided(self.shape, self.stride)
@@ -317,7 +311,6 @@ class OutputSample(NamedTuple):
     words: tuple[int, ...]
 
     def agrees(self, data: torch.Tensor) -> bool:
-        """Check that later bytes of the output have the same words."""
         whole = data[: data.numel() // 4 * 4].view(torch.int32)
         found = whole[self.first // 4 :: self.pitch // 4][: len(self.words)]
         return [word & 0xFFFFFFFF for word in found.tolist()] == list(self.words)
@@ -355,7 +348,6 @@ class OutputSampler:
         ]
 
     def close(self) -> None:
-        """Free the host's memory."""
         self._pinned.close()
 
 
@@ -370,7 +362,6 @@ def comb(size: int, draw: int) -> tuple[int, int, int]:
 
 
 def copied(address: int, size: int) -> DeviceBytes:
-    """Copy device memory for the judge alone."""
     own = with_relief(lambda: torch.empty(size, dtype=torch.uint8, device="cuda"))
     if size:
         driver.copy(own.data_ptr(), address, size)
@@ -409,5 +400,4 @@ def seen(address: int, size: int) -> torch.Tensor:
 
 
 def _on_device(data: bytearray) -> torch.Tensor:
-    """Copy host bytes to a tensor on the device."""
     return torch.frombuffer(data, dtype=torch.uint8).to("cuda") if data else seen(0, 0)

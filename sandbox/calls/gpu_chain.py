@@ -35,14 +35,11 @@ class Work(NamedTuple):
     """Bytes of each result of `touch`."""
 
     def message(self, flags: Flags, values: Values) -> dict[str, Any]:
-        """Make the question, without the seeds of its calls."""
         question = {"op": "ahead", "of": self.what, "base": flags.last}
         return question | {"arguments": values.tree, "bytes": list(self.sizes)}
 
 
 class Link(NamedTuple):
-    """One call of a chain."""
-
     device_ms: float | None
     """By the device's events, as the child reports them."""
     judge_ms: float | None
@@ -54,8 +51,6 @@ class Link(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """All calls of a chain."""
-
     links: list[Link]
     was_idle: bool
     """Whether nothing else ran on the device before it."""

@@ -164,11 +164,9 @@ class Handover:
 
     @property
     def inputs_kept(self) -> bool:
-        """True if the inputs were unchanged, after the end of the chain."""
         return all(bool(said.all()) for *_, said in self._same)
 
     def values(self) -> tuple[RawTensor, ...]:
-        """Return the results, made contiguous."""
         return tuple(output.laid(DeviceBytes(own)) for output, own in zip(self._shown, self.own, strict=True))
 
 
@@ -320,7 +318,6 @@ class CudaDevice:
         return Prepared(self._prepare(shared), self._idle_ms.get(shared.bytes, math.inf), answer)
 
     def is_busy(self) -> bool:
-        """Probe whether something else runs on the device."""
         return self._longest_answer_ms(4 * PROBES) > ANSWER_MS
 
     def _longest_answer_ms(self, probes: int = PROBES) -> float:
@@ -355,7 +352,6 @@ class CudaDevice:
 
     @cached_property
     def dealer(self) -> Dealer:
-        """The dealer of inputs to calls that were issued ahead."""
         return Dealer(self.stream, self._flush, self._flush_bytes)
 
     def free_bytes(self) -> int:
@@ -364,7 +360,6 @@ class CudaDevice:
         return max(0, free - (total - self.total_bytes()))
 
     def used_bytes(self) -> int:
-        """Return the device memory of all processes."""
         free, total = self._context.free_bytes()
         return total - free
 

@@ -56,8 +56,6 @@ PART_SHARE = 3
 
 
 class ExactOnDevice:
-    """The computation of float64 results of one reference."""
-
     def __init__(self, session: GpuSession, device: CudaDevice, needs: Needs, tolerance: Tolerance) -> None:
         self._session, self._device, self._needs, self._tolerance = session, device, needs, tolerance
         self._found: Cut | None = None
@@ -164,7 +162,6 @@ class ExactOnDevice:
 
 
 def layout_of_part(values: Values, cut: Cut, rows: int) -> Layout:
-    """Return the layout of a part of these inputs."""
     return [raw[:2] for raw in part(values, cut, 0, rows).tensors]
 
 
@@ -192,7 +189,6 @@ class PartOfReference:
         return self._whole.call_ms(values)
 
     def exact(self, values: Values) -> Values:
-        """Return the result in float64."""
         return self._whole.exact_part(values)
 
     def keep(self, output: Values) -> Values:
@@ -245,7 +241,6 @@ class GpuReference(ReferenceSession):
 
     @cached_property
     def needs(self) -> Needs:
-        """Device memory of a call, as measured."""
         with self._translated():
             return self._session.needs(self.problem.direction != "forward", self.draw())
 
@@ -279,7 +274,6 @@ class GpuReference(ReferenceSession):
 
     @property
     def switches(self) -> dict[str, Any]:
-        """Torch's precision switches as the child reported them."""
         return self._session.switches
 
     def _drawn(self, cores: Sequence[int]) -> Values:
@@ -289,12 +283,10 @@ class GpuReference(ReferenceSession):
         return values
 
     def share_memory(self, worker: Session) -> None:
-        """Share memory of this reference's layout with a worker."""
         assert isinstance(worker, GpuSession)
         worker.share_memory(self.layout, self.needs.result)
 
     def prepare_worker(self, worker: Session) -> None:
-        """Move the worker's model to the device."""
         assert isinstance(worker, GpuSession)
         worker.changes = self.changes
         worker.to_device(self.problem.precision)

@@ -113,7 +113,6 @@ class GpuSession(Session):
             self.ask({"op": "copy outputs"}, self._settings.start_timeout_s)
 
     def to_device(self, precision: str) -> None:
-        """Move the model, once its weights are its own."""
         answer = self.ask({"op": "to device", "precision": precision}, self._settings.start_timeout_s)
         switches = answer.get("switches")
         self.switches = switches if isinstance(switches, dict) else {}
@@ -146,7 +145,6 @@ class GpuSession(Session):
 
     @property
     def inputs(self) -> SharedDeviceMemory | None:
-        """The memory for inputs that the child sees."""
         return self._inputs
 
     @property
@@ -174,15 +172,12 @@ class GpuSession(Session):
 
     @property
     def places_known(self) -> int:
-        """Number of mapped allocations of the child."""
         return self._allocations.count
 
     def release_result(self) -> None:
-        """Stop reading the last result in place."""
         self._is_showing = False
 
     def can_be_mapped(self) -> bool:
-        """Check that the judge can map memory of this child."""
         claims = self.ask({"op": "trial"}, self._settings.start_timeout_s)["tensors"]
         try:
             self._allocations.find(claims[0])
@@ -191,7 +186,6 @@ class GpuSession(Session):
         return True
 
     def needs(self, differentiated: bool, values: Values) -> Needs:
-        """Measure the device memory of a trusted child's call on these values."""
         self._show(values)
         asked = question("size", values) | {"backward": differentiated}
         answer = self.ask(asked, OBSERVING * self._settings.call_timeout_s)
@@ -221,12 +215,10 @@ class GpuSession(Session):
         return self.ask(message | {"on_host": True}, timeout_s)
 
     def expect(self, result_bytes: int) -> None:
-        """Refuse results that are far larger than this."""
         if self._kind == "worker":
             self.result_bytes = 4 * result_bytes + NAMELESS
 
     def trust_results(self) -> None:
-        """Allow results of any size, for a trusted child."""
         self.result_bytes = self._device.total_bytes()
 
     def policy(self, name: str) -> dict[str, Any]:
@@ -330,7 +322,6 @@ class GpuSession(Session):
         return question(op, values, self.changes) | ({"wake": True} if self._device.wakes else {})
 
     def flags(self) -> Flags:
-        """Return the flags for calls that are issued ahead, shared with the child when first needed."""
         if self._flags is None:
             self._flags = Flags(self._device.ordinal)
             try:
@@ -388,16 +379,13 @@ class GpuSession(Session):
         self.issue_and_wait({"op": "times"})
 
     def issue_limit_s(self, calls: int) -> float:
-        """Return the limit in seconds for issuing this number of calls ahead."""
         return min(RUN_S, max(ISSUE_S, ISSUE_FACTOR * calls * self.host_ms / 1e3))
 
     @property
     def watches_inputs(self) -> bool:
-        """True if inputs are checked for changes by calls."""
         return self._watches("input_check")
 
     def find(self, claims: list[Any], calls: int) -> list[Shown]:
-        """Map the described results of this many calls."""
         known = self._allocations.count
         shown = [self._allocations.find(claim) for claim in claims]
         if sum(output.bytes for output in shown) > calls * self.result_bytes:

@@ -82,7 +82,6 @@ def references_kept(needs: Needs, wanted: int, free_bytes: int, own: ProcessByte
 
 
 def holds_another(needs: Needs, references: int, free_bytes: int, own: ProcessBytes) -> bool:
-    """Check that one more idle worker fits."""
     return not needs.is_large and taken_bytes(needs, references, own) + own.child <= free_bytes
 
 
@@ -92,7 +91,6 @@ def child_bytes(needs: Needs) -> int:
 
 
 def refusal(name: str, needs: Needs, free_bytes: int, own: ProcessBytes) -> str:
-    """Phrase the refusal of a problem that does not fit."""
     where, other = ("the device", "") if own == ON_DEVICE else ("this machine", ", or a GPU")
     return (
         f"judging {name} takes {gib(taken_bytes(needs, 1, own))} of memory (a call has {gib(needs.inputs)} of inputs, "

@@ -74,7 +74,6 @@ class CompiledGraphs(NamedTuple):
 
     @property
     def is_new(self) -> bool:
-        """True if something was compiled that was not cached."""
         return self.made > 0 or self.found == 0
 
 
@@ -232,7 +231,6 @@ class ReferenceSession:
             self._session.ask({"op": "construct again", "seed": fresh_seed()}, self.settings.start_timeout_s)
 
     def _share_inputs(self) -> None:
-        """Share memory for inputs with the child."""
         self.sample = self.sample or self.draw()
         self._session.share_inputs(self.sample)
 
@@ -302,7 +300,6 @@ class ReferenceSession:
 
     @property
     def is_small(self) -> bool:
-        """True if many such children fit on any machine, by weights and inputs."""
         return self.sample is not None and self.weights.size + self.sample.size < CERTAIN_BYTES
 
     @property
@@ -318,7 +315,6 @@ class ReferenceSession:
         return output
 
     def work(self) -> dict[str, Any]:
-        """Return the necessary work of the problem, as `kernelwright_child.roofline` counts it."""
         values = self.draw()
         with self._translated():
             found: dict[str, Any] = self._session.trace(values, self._patience_s)["work"]
@@ -343,7 +339,6 @@ class ReferenceSession:
         """Share memory with a candidate's worker before its source runs."""
 
     def prepare_worker(self, worker: Session) -> None:
-        """Prepare a candidate's worker once its model has its weights."""
         assert self.sample is not None
         worker.changes = self.changes
         worker.share_inputs(self.sample)
@@ -360,7 +355,6 @@ class ReferenceSession:
         return self.call(values)
 
     def call_ms(self, values: Values) -> float:
-        """Return the baseline's time alone."""
         with self._translated():
             self._warm(values)
             return self._session.call_ms(values, self._patience_s, operation(self.problem))
@@ -481,7 +475,6 @@ class ReferenceSession:
             raise BrokenProblem(f"the reference of {name} does not run{how}: {error}; {remedy}") from None
 
     def _lacking(self, how: str) -> str:
-        """Phrase the error of a reference with too little memory."""
         plan = "" if self.plan is None else f" (by its shapes about {gib(self.plan.inputs + self.plan.peak)} a call)"
         return f"the reference of {self.problem.name} takes more memory{plan} than {self._room(how)}"
 

@@ -169,7 +169,6 @@ class Session:
         self.close()
 
     def greet(self) -> None:
-        """Wait until the child has started and is initialised."""
         self.wait_started()
         self.initialize()
 
@@ -278,7 +277,6 @@ class Session:
         return answer | {"inputs": answer["inputs"] + self._left_of(values)}
 
     def _left_of(self, values: Values) -> list[int]:
-        """Return the inputs that differ from the values that were written."""
         assert self._shared is not None
         return self._shared.changed(values.tensors)
 
@@ -288,14 +286,12 @@ class Session:
         return 0
 
     def observe(self, values: Values, gradients: bool) -> Any:
-        """Return operators and kernels of an untimed call, as the child reports them."""
         self._show(values)
         asked = question("observe", values, self.changes) | {"gradients": gradients}
         limit = self._call_limit(OBSERVING * self._settings.call_timeout_s)
         return self._exchange(asked, limit)[0].get("observed")
 
     def trace(self, values: Values, timeout_s: float) -> dict[str, Any]:
-        """Trace the necessary work of an untimed call in a trusted child."""
         self._show(values)
         return self._exchange(question("trace", values), timeout_s)[0]
 
@@ -317,7 +313,6 @@ class Session:
         return CallTimeout(timeout_s, cores=len(self._settings.cores))
 
     def _show(self, values: Values) -> None:
-        """Write the inputs for an untimed question."""
         assert self._shared is not None, "share memory before calling"
         self._shared.write(values.tensors)
 
@@ -413,7 +408,6 @@ class Session:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Isolation layers around the child, outermost first."""
         return self._child.layers
 
     def close(self) -> str:

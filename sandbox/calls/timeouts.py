@@ -181,8 +181,6 @@ def _queued_s(pids: list[int]) -> dict[str, float]:
 
 
 class Compilers:
-    """The compilers among the processes of a child, from check to check."""
-
     def __init__(self) -> None:
         self._used_s: dict[int, float] = {}
         self._looked = time.monotonic()
@@ -220,7 +218,6 @@ def _computed_s(pids: list[int]) -> float:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on; none for an ended process."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
     except OSError:

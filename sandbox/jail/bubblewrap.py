@@ -138,7 +138,6 @@ def is_own_user_namespace() -> bool:
 
 
 def namespaces() -> int:
-    """Return the flags of setns(2) for the namespaces that are made here."""
     return OWN_NAMESPACES | (OWN_USERS if is_own_user_namespace() else 0)
 
 

@@ -61,7 +61,6 @@ class ControlGroup:
         return [int(pid) for pid in Path(self.procs[0]).read_text().split()]
 
     def ran_out(self) -> bool:
-        """Check whether the kernel has killed a process of the group for memory."""
         for folder in self.folders:
             for file in ("memory.events", "memory.oom_control"):
                 with contextlib.suppress(OSError):

@@ -194,7 +194,6 @@ SCHEDULED_CLOCK = 2
 
 
 def _has_stopped(pid: int) -> bool:
-    """Check that every thread is stopped and off its core, or has ended."""
     try:
         tasks = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
     except OSError:
@@ -203,7 +202,6 @@ def _has_stopped(pid: int) -> bool:
 
 
 def _wants_a_core(pid: int) -> bool:
-    """Check for a thread that runs or is ready to run."""
     with contextlib.suppress(OSError):
         return any(_state(f"/proc/{pid}/task/{task}") == b"R" for task in os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208
     return False
@@ -369,7 +367,6 @@ class Child:
             raise ChildGone(f"the child closed its channel{self._how_it_ended()}") from None
 
     def has_spoken(self, timeout_s: float) -> bool:
-        """Wait for a message or the child's end; return whether either came."""
         return _readable(self._channel.fileno(), timeout_s)
 
     def receive(self, deadline: float) -> dict[str, Any]:

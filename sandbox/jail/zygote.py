@@ -140,7 +140,6 @@ class Zygote:
 
     @property
     def is_unfit(self) -> bool:
-        """True if it has found that neither it nor another can be forked."""
         return self._process.poll() == UNFIT
 
     def retire(self) -> None:
