@@ -343,7 +343,9 @@ def _sanitized(subject: Subject) -> Memcheck:
     tool = sanitizer()
     ran = run_call(subject, tool)
     found = read_memcheck(ran.report, ran.ended_well, ran.printed)
-    if found.state == "silent" and (why := _fault_of(tool, subject.settings)):
+    if found.state == "silent" and (
+        why := _trial(tool.path, tool.command, tuple(tool.environment.items()), subject.settings)
+    ):
         raise MachineError(f"compute-sanitizer does not work here ({why}); leave {SANITIZE} out, or fix that")
     _note(subject.built, memcheck=found)
     return found
@@ -384,13 +386,9 @@ def run_call(subject: Subject, tool: Tool) -> Ran:
         seconds["check"] = seconds.get("check", 0.0) + time.perf_counter() - start
 
 
-def _fault_of(tool: Tool, settings: Settings) -> str:
-    """Return why memcheck cannot be had on this machine, tried with a program that is right; empty where it can."""
-    return _trial(tool.path, tool.command, tuple(tool.environment.items()), settings)
-
-
 @cache
 def _trial(path: str, command: tuple[str, ...], environment: tuple[tuple[str, str], ...], settings: Settings) -> str:
+    """Return why memcheck does not work on this machine, tried with a correct program; empty where it does."""
     folder = WorkFolder()
     try:
         ran = run_under(Tool(path, command, dict(environment)), ToolTask({"trial": True}, {}), folder, settings)
@@ -418,7 +416,8 @@ def _asked(session: Session, tool: Tool, call: ToolTask, settings: Settings) -> 
     limit = settings.start_timeout_s
     session.ask({"op": "use device"}, limit)
     for name, values in call.kept.items():
-        session.ask({"op": "keep", "name": name, "tree": values.tree}, limit, _on_host(values))
+        on_host = Values(values.tree, tuple(RawTensor.of(raw.tensor().cpu()) for raw in values.tensors))
+        session.ask({"op": "keep", "name": name, "tree": values.tree}, limit, on_host)
     question: dict[str, Any] = {
         "op": "under tool",
         "command": list(tool.command),
@@ -428,7 +427,3 @@ def _asked(session: Session, tool: Tool, call: ToolTask, settings: Settings) -> 
     }
     answer = session.ask(question, TOOL_S)
     return Ran(answer.get("code") == 0, str(answer.get("report", "")), str(answer.get("printed", "")))
-
-
-def _on_host(values: Values) -> Values:
-    return Values(values.tree, tuple(RawTensor.of(raw.tensor().cpu()) for raw in values.tensors))

@@ -106,9 +106,12 @@ def versions() -> dict[str, str]:
     import torch
 
     found = {"python": platform.python_version(), "torch": torch.__version__, "processor": processor_name()}
-    path = compiler()
-    if path:
-        found["compiler"] = _first_line([path, "--version"])
+    if path := compiler():
+        try:
+            done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+            found["compiler"] = done.stdout.partition("\n")[0]
+        except (OSError, subprocess.TimeoutExpired):
+            found["compiler"] = ""
     return found
 
 
@@ -166,14 +169,6 @@ def require_tools(language: str) -> None:
     if LANGUAGES[language].compiled_by == "load_inline" and compiler() is None:
         wanted = os.environ.get("CXX", "g++")
         raise MachineError(f"no C++ compiler {wanted!r} is found; install one (Debian: apt-get install g++) or set CXX")
-
-
-def _first_line(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.splitlines()[0] if done.stdout else ""
 
 
 CHILD_SHARE = 0.75

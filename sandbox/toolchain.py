@@ -63,6 +63,7 @@ class Toolchain(NamedTuple):
     """The C++ compiler that torch uses."""
     is_gcc: bool
     nvcc: str | None
+    """The nvcc that torch uses: of the toolkit in the environment, or on the path."""
     linker: str
     """The name for -fuse-ld of a fast linker, or empty."""
     torch_include: Path
@@ -173,6 +174,7 @@ def toolchain() -> Toolchain | None:
     """Find this machine's toolchain by the environment; None without a compiler or torch. Runs the compiler."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     torch = importlib.util.find_spec("torch")
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if compiler is None or torch is None or torch.origin is None:
         return None
     include = Path(torch.origin).parent / "include"
@@ -194,20 +196,12 @@ def toolchain() -> Toolchain | None:
     return Toolchain(
         compiler=compiler,
         is_gcc="Free Software Foundation" in version,
-        nvcc=_nvcc(),
+        nvcc=shutil.which(f"{home}/bin/nvcc" if home else "nvcc"),
         linker=next((name for name in ("mold", "lld", "gold") if shutil.which(f"ld.{name}")), ""),
         torch_include=include,
         digest=digest,
         folder=cache_root() / "toolchains" / digest,
     )
-
-
-def _nvcc() -> str | None:
-    """Find the nvcc that torch uses: of the toolkit in the environment, or on the path."""
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    if home:
-        return shutil.which(str(Path(home) / "bin" / "nvcc"))
-    return shutil.which("nvcc")
 
 
 def _version(compiler: str) -> str:

@@ -290,7 +290,8 @@ class GpuSession(Session):
         self._outputs = ()
         known, before = self._allocations.count, self._cpu_ms()
         self.is_cold, self._is_showing = False, True
-        answer, looked, milliseconds = self._clocked(self._question(op, values), timeout_s)
+        asked = question(op, values, self.changes) | ({"wake": True} if self._device.wakes else {})
+        answer, looked, milliseconds = self._clocked(asked, timeout_s)
         answered_ns = time.perf_counter_ns()
         clocks = self._device.clocks.sample()
         if "error" in answer:
@@ -317,9 +318,6 @@ class GpuSession(Session):
         device_ms = float(said) if isinstance(said, int | float) and math.isfinite(said) and said > 0 else None
         observed = DeviceObservation(device_ms, prepared, clocks)
         return Timed(output, milliseconds, cpu_ms, observed)
-
-    def _question(self, op: str, values: Values) -> dict[str, Any]:
-        return question(op, values, self.changes) | ({"wake": True} if self._device.wakes else {})
 
     def flags(self) -> Flags:
         if self._flags is None:
