@@ -327,15 +327,21 @@ class LocalExecutor:
     """See `Executor`. Processes start when first needed, so that a batch without new work starts none."""
 
     def __init__(
-        self, settings: Settings, builders: int, devices: int | Sequence[Device] | None = None, at_once: bool = False
+        self,
+        settings: Settings,
+        builders: int,
+        devices: int | Sequence[Device] | None = None,
+        at_once: bool = False,
+        one_process: bool = False,
     ) -> None:
         """`devices`: how many (None: every CUDA device, or the complete processor), or devices that are declared.
 
         `at_once`: processes start when it is opened, to be ready for the first candidate.
+        `one_process`: the process of an only device builds too, which saves the memory of another one.
         """
         self.builders = builders
         self.alternates = not settings.gpu
-        self._settings, self._wanted, self._at_once = settings, devices, at_once
+        self._settings, self._wanted, self._at_once, self._one_process = settings, devices, at_once, one_process
         self._pool = [] if settings.gpu else [WorkerProcess(settings_on(settings, own_cores()), builders)]
         self._supervisors: dict[str, WorkerProcess] = {}
 
@@ -345,7 +351,7 @@ class LocalExecutor:
         devices = local_devices(self._settings, wanted) if wanted is None or isinstance(wanted, int) else tuple(wanted)
         timed = sum(settings_on(self._settings, device.cores).threads for device in devices)
         self.alternates = not self._settings.gpu and timed >= len(own_cores())
-        if self.alternates and len(devices) == 1:
+        if len(devices) == 1 and (self.alternates or self._one_process):
             self._pool = []
         self._supervisors = {device.name: self._supervisor(device, len(devices)) for device in devices}
         if self._at_once:
@@ -359,7 +365,8 @@ class LocalExecutor:
     def _supervisor(self, device: Device, count: int) -> WorkerProcess:
         settings = settings_on(self._settings, device.cores)
         if not settings.gpu:
-            return WorkerProcess(settings, 1 if self._pool else self.builders, stays=count > 1)
+            threads = 1 if self._pool else self.builders + (not self.alternates)
+            return WorkerProcess(settings, threads, stays=count > 1)
         shown = [name for name in os.environ.get(CUDA_VISIBLE, "").split(",") if name]
         alone = {CUDA_VISIBLE: shown[device.ordinal] if shown else str(device.ordinal)}
         threads = 1 + -(-self.builders // count)

@@ -224,9 +224,14 @@ class JudgePool:
             self._service = ServiceClient(self.server)
             return self
         chosen = self.settings or Settings()
-        where = self._where or Where(devices=None if ":" in chosen.device else 1)
+        where = self._where
+        if where is not None:
+            executor = executor_for(where, chosen, at_once=True)
+        else:
+            devices = None if ":" in chosen.device else 1
+            executor = LocalExecutor(chosen, len(own_cores()), devices, at_once=True, one_process=True)
         # A problem that could not be judged is tried again: the next candidate may need less memory.
-        self._dispatcher = Dispatcher(executor_for(where, chosen, at_once=True), where.kind, remembers_broken=False)
+        self._dispatcher = Dispatcher(executor, where.kind if where else None, remembers_broken=False)
         self._is_started = False
         return self
 
