@@ -3,6 +3,8 @@
 import re
 from typing import get_args
 
+import pytest
+
 from kernelwright.agent.config import SearchConfig
 from kernelwright.agent.strategies import SHIPPED
 from kernelwright.problems.input_distributions import DISTRIBUTIONS
@@ -11,7 +13,8 @@ from kernelwright.sandbox.correctness.checks import CHECKS
 from kernelwright.sandbox.verdict.gpu_timing import CALLS_MS, CHAIN_MS, CHAIN_SHARE, CHAIN_SHORT_MS
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import Accuracy, Defence, JudgingEffort
-from tests.docs.pages import DOCS
+from tests.docs.pages import DOCS, ROOT, blocks, inline
+from tests.support.commands import run_with
 from tests.support.runs import passed
 
 
@@ -63,3 +66,11 @@ def test_the_search_s_page_has_every_strategy_and_the_defaults():
 
 def test_the_page_on_records_has_every_key_of_a_verdict():
     assert sorted(names("formats-and-records.md", "keys")) == sorted(report(passed(2.0)))
+
+
+@pytest.mark.parametrize("page", ["judge.md", "gpu.md"])
+def test_the_example_of_a_page_is_the_stored_verdict_that_it_names(page):
+    (record,) = [code.split()[-1] for code in inline(DOCS / page) if "--recheck bench/records" in code]
+    found = run_with(ROOT, "judge", "--recheck", record)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.partition("samples: ")[2].strip() in " ".join(blocks(DOCS / page, "console")[0].split())
