@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernelwright.commands.score import place_of
+from kernelwright.commands.score import device_of
 from kernelwright.evals.score import CandidateFile
 from kernelwright.sandbox.machine import needs_device, require_tools
 from kernelwright.sandbox.verdict.errors import MachineError
@@ -47,20 +47,20 @@ def files(folder, **sources):
 
 
 def test_a_folder_of_triton_candidates_is_scored_on_a_device(tmp_path):
-    assert place_of(files(tmp_path, a=HONEST["triton_relu"].source, b="not python ("), None, None) == "cuda"
+    assert device_of(files(tmp_path, a=HONEST["triton_relu"].source, b="not python ("), None, None) == "cuda"
 
 
 def test_a_folder_of_candidates_in_cpp_is_scored_on_the_processor(tmp_path):
-    assert place_of(files(tmp_path, a=CPP), None, None) == "cpu"
+    assert device_of(files(tmp_path, a=CPP), None, None) == "cpu"
 
 
 def test_candidates_for_both_can_not_be_scored_together(tmp_path):
     with pytest.raises(UserMistake, match="score them apart"):
-        place_of(files(tmp_path, a=CPP, b=HONEST["triton_relu"].source), None, None)
+        device_of(files(tmp_path, a=CPP, b=HONEST["triton_relu"].source), None, None)
 
 
 def test_candidates_for_both_are_scored_together_where_the_user_says_on_a_device(tmp_path):
     chosen = files(tmp_path, a=CPP, b=HONEST["triton_relu"].source)
-    assert place_of(chosen, None, "cuda", local=False) == "cuda"
+    assert device_of(chosen, None, "cuda", local=False) == "cuda"
     with pytest.raises(UserMistake, match=r"triton.* CUDA device"):
-        place_of(chosen, None, "cpu")
+        device_of(chosen, None, "cpu")
