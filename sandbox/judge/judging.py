@@ -38,7 +38,7 @@ from kernelwright.sandbox.locks import WaitLimit, report_load
 from kernelwright.sandbox.logs import build_reason, names_an_error, trim_build_log, trim_traceback
 from kernelwright.sandbox.machine import needs_device, versions, versions_used
 from kernelwright.sandbox.storage import Store, work_key
-from kernelwright.sandbox.timing.paired import Timing, in_background
+from kernelwright.sandbox.timing.paired import in_background
 from kernelwright.sandbox.toolchain import require_headers, toolchain
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed, UnsupportedProblem
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
@@ -297,8 +297,7 @@ class Judge:
         with self.backend.timing(self._baselines, best_speedup) as timing:
             built.errors, built.seen = timing.errors, timing.seen
             timing.is_seeded, timing.draws_constants = built.weight_seed is not None, built.draws_constants
-            if self.settings.side_by_side:
-                timing.at_the_end = lambda: self._start_ahead(built, timing)
+            timing.warm = built.warm if self.settings.side_by_side else None
             is_enough = False
             while not is_enough:
                 session = built.worker or self._next_worker(built)
@@ -319,9 +318,9 @@ class Judge:
                             built.not_met = (*timing.untested, *(() if self._is_observed else (UNOBSERVED,)))
                         elif is_enough:
                             timing.run_last()
-                is_observed = self._is_observed and self.backend.may_observe_timed_worker(self._baselines)
-                built.worker = session if is_enough and is_observed else None
-                if built.worker is None:
+                observes = is_enough and self._is_observed and self.backend.may_observe_timed_worker(self._baselines)
+                built.worker = session if observes else None
+                if not observes:
                     timing.retire(session)
         return timing.samples.measurement(self.settings)
 
@@ -329,12 +328,6 @@ class Judge:
     def _is_observed(self) -> bool:
         """Return whether it is seen what runs in a call; a screen wants it only where the problem has a policy."""
         return self.settings.effort != "screen" or self.problem.operators != "any"
-
-    def _start_ahead(self, built: Built, timing: Timing) -> None:
-        """Start another worker while fewer were timed than are wanted; whether it is needed is not known yet."""
-        if timing.number + 1 < self.settings.worker_pairs:
-            timing.fresh.warm(timing.number + 1)
-            built.warm.start(1)
 
     def _next_worker(self, built: Built) -> Session:
         """Take a warm worker, or start one; it is ready."""

@@ -17,6 +17,7 @@ from kernelwright.sandbox.calls.sessions import Session, Timed
 from kernelwright.sandbox.correctness.checks import Call, Cases, Trial
 from kernelwright.sandbox.correctness.compare import IEEE
 from kernelwright.sandbox.correctness.families import DRAWN, schedule, vary
+from kernelwright.sandbox.judge.stages import WarmWorkers
 from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.timing.baseline_facts import PLACEBO
 from kernelwright.sandbox.timing.baselines import Baselines
@@ -270,8 +271,8 @@ class Timing(Trial):
         self._beside = ThreadPoolExecutor(BESIDE)
         self.fresh: FreshValues = FreshValues(baselines, settings, self._beside)
         self._retired: Future[str] | None = None
-        self.at_the_end: Callable[[], object] = lambda: None
-        """Done beside the last comparison of each worker pair, when nothing is timed."""
+        self.warm: WarmWorkers | None = None
+        """The candidate's workers, if the next one is to start beside the last comparison of a worker pair."""
         self._spent_s = 0.0
         self.samples = PairedSamples(baselines.next_candidate())
         self.pairs = 0
@@ -379,7 +380,7 @@ class Timing(Trial):
         if turn < PAIRS_A_WORKER - 1:
             self.fresh.draw_ahead(self.number, PAIRS_A_WORKER - 1 - turn)
         else:
-            self._ending = self._beside.submit(self.at_the_end)
+            self._ending = self._beside.submit(self._start_ahead)
         if self.has("timed_check"):
             self.run("each call", Call(family, values, mine, theirs))
         samples = self.samples
@@ -390,6 +391,12 @@ class Timing(Trial):
         if other:
             samples.placebo.append((times[id(other)], theirs.milliseconds, self.number))
         return True
+
+    def _start_ahead(self) -> None:
+        """Start another worker while fewer were timed than are wanted; whether it is needed is not known yet."""
+        if self.warm is not None and self.number + 1 < self._settings.worker_pairs:
+            self.fresh.warm(self.number + 1)
+            self.warm.start(1)
 
     def call(self, values: Values) -> Timed:
         return self.session.call(values, self._call_limit_s(), self.operation)
