@@ -18,8 +18,8 @@ from kernelwright.sandbox.verdict.verdicts import Passed
 
 RECORDED = "recorded"
 RECORD = Path(__file__).parent / "records" / "real-answers.jsonl.gz"
-HEAD = "| left out | tokens of the prompt | first answers right | speedup of those | over the whole prompt's |"
-ROLES = "| answers of | role | asked | right | faster than its parent | median gain |"
+HEAD = "| left out | tokens of the prompt | first answers correct | speedup of those | over the complete prompt's |"
+ROLES = "| answers of | role | asked | correct | faster than its parent | median gain |"
 IDEAS = "| answers of | idea | tried | won | median gain of an improvement |"
 
 
