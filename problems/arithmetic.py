@@ -150,7 +150,7 @@ def _constants(statements: Iterable[ast.stmt], known: dict[str, Value]) -> dict[
 
 
 def _bytes(call: ast.Call, names: dict[str, Value]) -> int:
-    if not (isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "torch"):
+    if not (isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in ("torch", "_torch")):
         return 0
     maker = call.func.attr
     shape = _shape(call, maker, names)

@@ -5,7 +5,6 @@ Unknown fields are kept unchanged and can be read; nothing is dropped.
 
 import ast
 import hashlib
-import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from kernelwright.problems.arithmetic import ITEM_BYTES, NotArithmetic, evaluate
+from kernelwright.problems.arithmetic import NotArithmetic, evaluate
 from kernelwright.problems.formats.reading import (
     Collection,
     Entry,
@@ -220,6 +219,7 @@ def source_of(call: SizedDefinition) -> str:
                 raise ProblemError(f"{definition.name}: the {kind} {name!r} is not a name for a parameter; rename it")
             if spec.dtype not in (*FLOATS, *INTEGERS, "bool"):
                 raise Unsupported(f"{kind} {name} is {spec.dtype}, which the judge does not draw or compare")
+            definition.shape(spec, call.sizes)  # raises where an axis is not defined
     entry = definition.custom_inputs_entrypoint
     if entry is not None and entry not in defined:
         raise ProblemError(f"{definition.name}: its reference has no function {entry!r} to make inputs; add it")
@@ -414,7 +414,7 @@ def _entry(definition: Definition, workload: Workload, named: tuple[Origin, str]
         origin=origin,
         tolerance=tolerance,
     )
-    return Entry(id=origin.id, problem=problem, notes=notes, input_bytes=_input_bytes(definition, sizes))
+    return Entry(id=origin.id, problem=problem, notes=notes)
 
 
 def _constraints(definition: Definition, sizes: dict[str, int]) -> Iterator[str]:
@@ -426,8 +426,3 @@ def _constraints(definition: Definition, sizes: dict[str, int]) -> Iterator[str]
             continue
         if not holds:
             raise ProblemError(f"{definition.name}: the workload breaks the constraint {constraint}; correct its axes")
-
-
-def _input_bytes(definition: Definition, sizes: dict[str, int]) -> int:
-    specs = [*definition.inputs.values(), *definition.outputs.values()]
-    return sum(ITEM_BYTES[spec.dtype] * math.prod(definition.shape(spec, sizes) or ()) for spec in specs)

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kernelwright.problems.arithmetic import input_bytes
 from kernelwright.problems.formats.reading import (
     Collection,
     Entry,
@@ -100,7 +99,7 @@ def _entry(origin: Origin, stem: str, source: str, notes: tuple[str, ...] = ()) 
         source=source,
         origin=origin,
     )
-    return Entry(id=origin.id, problem=problem, notes=notes, input_bytes=input_bytes(source))
+    return Entry(id=origin.id, problem=problem, notes=notes)
 
 
 def _numbered_once(entries: Iterable[Entry]) -> Iterator[Entry]:

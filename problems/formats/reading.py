@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, computed_field
 
+from kernelwright.problems.arithmetic import input_bytes
 from kernelwright.problems.problem import Format, Origin, Problem, ProblemError, Record, Tolerance, first_fault
 from kernelwright.problems.source_rewriting import gives_keywords, in_order, keyword_only, without_cuda
 
@@ -61,8 +62,12 @@ class Entry(Record):
     why: str = ""
     notes: tuple[str, ...] = ()
     """Fields that were found and are not known, or known and not used."""
-    input_bytes: int = 0
-    """A lower bound of the inputs' memory, from the text."""
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def input_bytes(self) -> int:
+        """A lower bound of the inputs' memory, from the text."""
+        return input_bytes(self.problem.source) if self.problem else 0
 
 
 class Collection(NamedTuple):

@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kernelwright.problems.arithmetic import input_bytes
 from kernelwright.problems.formats.reading import Collection, Entry, Unsupported, entry_of, safe_name
 from kernelwright.problems.problem import Origin, Problem, ProblemError, first_fault
 from kernelwright.problems.source import check_reference, read_json, read_text, title_of
@@ -107,6 +106,4 @@ def _entry(origin: Origin, source: str, pair: Pair, notes: tuple[str, ...]) -> E
         source=text,
         origin=origin,
     )
-    numbers = [f"{name} = {value!r}" for name, value in given.items() if isinstance(value, int | float)]
-    sized = "\n".join([source, *numbers, ""])  # as constants of the module: enough to see the sizes
-    return Entry(id=origin.id, problem=problem, notes=notes, input_bytes=input_bytes(sized))
+    return Entry(id=origin.id, problem=problem, notes=notes)
