@@ -19,6 +19,7 @@ from kernelwright.problems.formats.reading import (
     Foreign,
     Unsupported,
     entry_of,
+    entry_with,
     fault_of,
     first_line,
     json_lines,
@@ -27,7 +28,6 @@ from kernelwright.problems.formats.reading import (
 from kernelwright.problems.problem import (
     Format,
     Origin,
-    Problem,
     ProblemError,
     StatedTolerance,
     Tolerance,
@@ -405,16 +405,9 @@ def _entry(definition: Definition, workload: Workload, named: tuple[Origin, str]
     if stated is not None:
         terms = {name: getattr(stated, name) for name in StatedTolerance.model_fields}
         tolerance = Tolerance(stated=StatedTolerance(**terms), reason="the workload states its own")
-    problem = Problem(
-        name=name,
-        title=(definition.description or definition.name).splitlines()[0],
-        family=operation or origin.format,
-        size="file",
-        source=source,
-        origin=origin,
-        tolerance=tolerance,
-    )
-    return Entry(id=origin.id, problem=problem, notes=notes)
+    title = (definition.description or definition.name).splitlines()[0]
+    family = operation or origin.format
+    return entry_with(origin, source, notes, name=name, title=title, family=family, tolerance=tolerance)
 
 
 def _constraints(definition: Definition, sizes: dict[str, int]) -> Iterator[str]:

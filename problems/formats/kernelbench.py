@@ -10,11 +10,12 @@ from kernelwright.problems.formats.reading import (
     Collection,
     Entry,
     entry_of,
+    entry_with,
     into_convention,
     json_lines,
     safe_name,
 )
-from kernelwright.problems.problem import Origin, Problem, ProblemError, library
+from kernelwright.problems.problem import Origin, ProblemError, library
 from kernelwright.problems.source import check_reference, read_json, read_text, title_of
 
 LEVEL = re.compile(r"level_?(\d+)")
@@ -91,15 +92,8 @@ def _entry(origin: Origin, stem: str, source: str, notes: tuple[str, ...] = ()) 
     level = origin.id.partition("/")[0]
     tree = check_reference(source, origin.id)
     source = into_convention(source, tree)
-    problem = Problem(
-        name=f"{level}_{safe_name(stem)}",
-        title=title_of(tree) or origin.title,
-        family=level,
-        size="file",
-        source=source,
-        origin=origin,
-    )
-    return Entry(id=origin.id, problem=problem, notes=notes)
+    title = title_of(tree) or origin.title
+    return entry_with(origin, source, notes, name=f"{level}_{safe_name(stem)}", title=title, family=level)
 
 
 def _numbered_once(entries: Iterable[Entry]) -> Iterator[Entry]:

@@ -15,11 +15,11 @@ from kernelwright.problems.formats.reading import (
     Entry,
     Unsupported,
     entry_of,
+    entry_with,
     fault_of,
     first_line,
-    safe_name,
 )
-from kernelwright.problems.problem import Origin, Problem, ProblemError, library
+from kernelwright.problems.problem import Origin, ProblemError, library
 from kernelwright.problems.source import bound_names, imported_modules, parse, read_text
 
 TASK, SUBMISSION, REFERENCE = "task.yml", "@SUBMISSION@", "reference.py"
@@ -121,15 +121,9 @@ def _entry(task: Task, place: Path, origin: Origin, case: dict[str, Any], notes:
     texts = _texts(task, place)
     modules = "\n\n".join(f"_{name} = {_quoted(text)}" for name, text in texts.items())
     names = " ".join(f'("{name}", _{name}),' for name in texts)
-    problem = Problem(
-        name=safe_name(f"{origin.title.replace('/', '-')}-{origin.id.rpartition('/')[2]}"),
-        title=title,
-        family="kernelbot",
-        size="file",
-        source=SOURCE.format(title=title, modules=modules, names=names, settings=settings),
-        origin=origin,
-    )
-    return Entry(id=origin.id, problem=problem, notes=notes)
+    name = f"{origin.title.replace('/', '-')}-{origin.id.rpartition('/')[2]}"
+    source = SOURCE.format(title=title, modules=modules, names=names, settings=settings)
+    return entry_with(origin, source, notes, name=name, title=title, family="kernelbot")
 
 
 def _texts(task: Task, place: Path) -> dict[str, str]:

@@ -77,6 +77,13 @@ class Collection(NamedTuple):
     """Files that are not read."""
 
 
+def entry_with(origin: Origin, source: str, notes: tuple[str, ...] = (), **more: Any) -> Entry:
+    """Return an entry with its problem: `more` are further fields of `Problem`, its name among them."""
+    name = safe_name(more.pop("name"))
+    problem = Problem(name=name, size="file", source=source, origin=origin, **more)
+    return Entry(id=origin.id, problem=problem, notes=notes)
+
+
 def entry_of(origin: Origin, make: Callable[[], Entry]) -> Entry:
     """Return the result of `make`; where it raises, an entry with the reason."""
     try:

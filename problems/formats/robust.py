@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kernelwright.problems.formats.reading import Collection, Entry, Unsupported, entry_of, safe_name
-from kernelwright.problems.problem import Origin, Problem, ProblemError, first_fault
+from kernelwright.problems.formats.reading import Collection, Entry, Unsupported, entry_of, entry_with
+from kernelwright.problems.problem import Origin, ProblemError, first_fault
 from kernelwright.problems.source import check_reference, read_json, read_text, title_of
 from kernelwright.problems.source_rewriting import configured, keyword_only, without_cuda
 
@@ -98,12 +98,5 @@ def _entry(origin: Origin, source: str, pair: Pair, notes: tuple[str, ...]) -> E
     if wanted := [name for name, must in by_keyword.items() if must or name in init]:
         raise Unsupported(f"Model takes {', '.join(wanted)} by keyword only; drop the * from its parameters")
     text = configured(without_cuda(source), init, given)
-    problem = Problem(
-        name=safe_name(f"{where.replace('/', '-')}-{origin.id.rpartition('/')[2]}"),
-        title=title_of(tree) or where,
-        family="robust-kbench",
-        size="file",
-        source=text,
-        origin=origin,
-    )
-    return Entry(id=origin.id, problem=problem, notes=notes)
+    name = f"{where.replace('/', '-')}-{origin.id.rpartition('/')[2]}"
+    return entry_with(origin, text, notes, name=name, title=title_of(tree) or where, family="robust-kbench")
