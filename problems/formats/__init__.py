@@ -7,12 +7,12 @@ problem of another form becomes a reference in our convention: its own text, and
 import fnmatch
 import os
 import re
-from collections.abc import Callable, Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
 from pathlib import Path
 
 from kernelwright.problems.formats import flashinfer, kernelbench, kernelbot, robust
-from kernelwright.problems.formats.reading import Collection, Entry
+from kernelwright.problems.formats.reading import Collection, Entry, read_tasks, task_folders
 from kernelwright.problems.problem import Format, Problem, ProblemError
 
 __all__ = ["Collection", "Entry", "find_collection", "format_of", "load_address", "read_collection", "select"]
@@ -87,6 +87,11 @@ def _span(by_number: dict[str, Entry]) -> str:
 
 
 SEPARATOR = "::"
+TASKS: dict[Format, tuple[str, Callable[[Path, str], Iterator[Entry]]]] = {
+    "robust-kbench": (robust.SOURCE, robust.read_task),
+    "kernelbot": (kernelbot.TASK, kernelbot.read_task),
+}
+"""Formats of a folder a task: a file that marks such a folder, and the reader of one."""
 HOMES: dict[str, tuple[str, ...]] = {
     "kernelbench": ("KernelBench", "kernelbench"),
     "robust-kbench": ("robust-kbench/tasks", "robust-kbench", "robust_kbench"),
@@ -109,8 +114,7 @@ def format_of(path: Path) -> Format | None:
     tests: tuple[tuple[Format, Callable[[Path], object]], ...] = (
         ("kernelbench", kernelbench.level_folders),
         ("flashinfer", flashinfer.definition_files),
-        ("robust-kbench", robust.task_folders),
-        ("kernelbot", kernelbot.task_files),
+        *((name, partial(task_folders, file=file)) for name, (file, _) in TASKS.items()),
     )
     return next((name for name, test in tests if test(path)), None)
 
@@ -123,8 +127,7 @@ def read_collection(path: Path) -> Collection:
         raise ProblemError(f"{path} {what}; give the place of {FORMS}")
     if kind == "kernelbench":
         return kernelbench.read_rows(path) if path.is_file() else kernelbench.read_tree(path)
-    readers = {"robust-kbench": robust.read_tasks, "kernelbot": kernelbot.read_tasks}
-    return readers.get(kind, flashinfer.read_definitions)(path)
+    return read_tasks(kind, path, *TASKS[kind]) if kind in TASKS else flashinfer.read_definitions(path)
 
 
 def find_collection(name: str) -> Path:

@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kernelwright.problems.formats.reading import (
-    Collection,
     Entry,
     Unsupported,
     entry_of,
@@ -70,26 +69,19 @@ class Task(BaseModel):
     benchmarks: list[dict[str, Any]] = []
 
 
-def task_files(root: Path) -> list[Path]:
-    return sorted(root.rglob(TASK))
+def read_task(folder: Path, name: str) -> Iterator[Entry]:
+    """Yield the benchmarks of a task, or its tests where it has none. Raises `ProblemError`."""
+    task = _task(folder / TASK)
+    notes = tuple(f"field {field!r} of {TASK} is not used" for field in task.model_extra or ())
+    cases = task.benchmarks or task.tests
+    if not cases:
+        raise ProblemError(f"{TASK} has neither benchmarks nor tests; add one")
+    for number, case in enumerate(cases):
+        origin = Origin(format="kernelbot", id=f"{name}/{number}", title=name)
+        yield entry_of(origin, partial(_entry, task, folder, origin, case, notes))
 
 
-def read_tasks(root: Path) -> Collection:
-    """Return the benchmarks of every task, or its tests where it has none."""
-    entries: list[Entry] = []
-    for path in task_files(root):
-        place = path.parent
-        name = place.relative_to(root).as_posix() if place != root else place.name
-        try:
-            task = read_task(path)
-        except ProblemError as error:
-            entries.append(Entry(id=name, status="broken", why=str(error)))
-            continue
-        entries += _entries(task, place, name)
-    return Collection("kernelbot", tuple(entries))
-
-
-def read_task(path: Path) -> Task:
+def _task(path: Path) -> Task:
     """Return the content of a `task.yml`. Raises `ProblemError`."""
     yaml = library("yaml", f"reading {path}")
     try:
@@ -99,16 +91,6 @@ def read_task(path: Path) -> Task:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         raise ProblemError(f"{path} is not valid YAML (line {where.line + 1 if where else '?'}); correct it") from None
-
-
-def _entries(task: Task, place: Path, name: str) -> Iterator[Entry]:
-    notes = tuple(f"field {field!r} of {TASK} is not used" for field in task.model_extra or ())
-    cases = task.benchmarks or task.tests
-    if not cases:
-        yield Entry(id=name, status="broken", why=f"{TASK} has neither benchmarks nor tests; add one")
-    for number, case in enumerate(cases):
-        origin = Origin(format="kernelbot", id=f"{name}/{number}", title=name)
-        yield entry_of(origin, partial(_entry, task, place, origin, case, notes))
 
 
 def _entry(task: Task, place: Path, origin: Origin, case: dict[str, Any], notes: tuple[str, ...]) -> Entry:

@@ -2,7 +2,7 @@
 
 import ast
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -75,6 +75,23 @@ class Collection(NamedTuple):
     entries: tuple[Entry, ...]
     notes: tuple[str, ...] = ()
     """Files that are not read."""
+
+
+def task_folders(root: Path, file: str) -> list[Path]:
+    """Return the folders at or below `root` that hold a file of that name."""
+    return sorted(path.parent for path in root.rglob(file))
+
+
+def read_tasks(kind: Format, root: Path, file: str, read: Callable[[Path, str], Iterator[Entry]]) -> Collection:
+    """Return the entries of every task folder; `read` makes them of a folder and its name below `root`."""
+    entries: list[Entry] = []
+    for folder in task_folders(root, file):
+        name = folder.relative_to(root).as_posix() if folder != root else folder.name
+        try:
+            entries += read(folder, name)
+        except ProblemError as error:
+            entries.append(Entry(id=name, status="broken", why=str(error)))
+    return Collection(kind, tuple(entries))
 
 
 def entry_with(origin: Origin, source: str, notes: tuple[str, ...] = (), **more: Any) -> Entry:

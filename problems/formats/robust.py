@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kernelwright.problems.formats.reading import Collection, Entry, Unsupported, entry_of, entry_with
+from kernelwright.problems.formats.reading import Entry, Unsupported, entry_of, entry_with
 from kernelwright.problems.problem import Origin, ProblemError, first_fault
 from kernelwright.problems.source import check_reference, read_json, read_text, title_of
 from kernelwright.problems.source_rewriting import configured, keyword_only, without_cuda
@@ -52,25 +52,10 @@ def _pairs(inits: Settings, inputs: Settings, shared: Settings) -> Iterator[Pair
                 yield {**init, **both}, {**given, **both}
 
 
-def task_folders(root: Path) -> list[Path]:
-    return sorted(path.parent for path in root.rglob(SOURCE))
-
-
-def read_tasks(root: Path) -> Collection:
-    entries: list[Entry] = []
-    for folder in task_folders(root):
-        name = folder.relative_to(root).as_posix() if folder != root else folder.name
-        entries += _task(folder, name)
-    return Collection("robust-kbench", tuple(entries))
-
-
-def _task(folder: Path, name: str) -> Iterator[Entry]:
-    try:
-        configurations = read_configurations(folder / CONFIGURATIONS)
-        source = read_text(folder / SOURCE)
-    except ProblemError as error:
-        yield Entry(id=name, status="broken", why=str(error))
-        return
+def read_task(folder: Path, name: str) -> Iterator[Entry]:
+    """Yield an entry for each configuration of a task. Raises `ProblemError`."""
+    configurations = read_configurations(folder / CONFIGURATIONS)
+    source = read_text(folder / SOURCE)
     notes = [f"field {field!r} of {CONFIGURATIONS} is not known" for field in configurations.model_extra or ()]
     if (folder / BACKWARD).exists():
         notes.append(f"{BACKWARD} is not read: only the forward pass is asked for")
