@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.measuring import NO_DEVICE, Report, chosen, is_in_time, recorded_source, spread
 from kernelwright.agent.providers.recorded import recorded_targets
 from kernelwright.problems import Problem, catalog_names, load_problem
-from kernelwright.sandbox.jail.zygote import become_a_judge
+from kernelwright.sandbox.jail.zygote import prepare_judge
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.verdict.errors import SandboxError
@@ -54,7 +54,7 @@ class Unexpected(Exception):
 
 def run() -> Report:
     """Verdicts in a running judge and from the shell, on the processor; three minutes."""
-    become_a_judge()
+    prepare_judge()
     names = chosen(PROBLEMS)
     lines, searching = [], []
     for name in names:

@@ -81,7 +81,7 @@ class OnDevice:
             "times": self.times,
             "nothing": self.nothing,
             "state": self.state,
-            "rest": self.rest,
+            "free memory": self.free_memory,
         }
 
     def to_device(self, message: Message, fds: list[int]) -> Message:
@@ -98,7 +98,7 @@ class OnDevice:
         if hasattr(
             self.worker, "draw_values"
         ):  # a candidate may keep a view of what was shared with it, and is not trusted
-            self._give_back()
+            self._unshare_inputs()
         self._memory = gpu_memory.MappedMemory(fds[0], message["bytes"], message["specs"])
         os.close(fds[0])
         self.worker.shared = self._memory.tensors
@@ -107,7 +107,7 @@ class OnDevice:
         self._woken = torch.zeros(1, device="cuda")
         return {}
 
-    def _give_back(self) -> None:
+    def _unshare_inputs(self) -> None:
         self._kept, self.worker.results = [], None
         if self._memory is not None:
             torch.cuda.synchronize()
@@ -216,7 +216,7 @@ class OnDevice:
         torch.cuda.synchronize()
         return self._shown(self.worker.results)
 
-    def rest(self, message: Message, fds: list[int]) -> Message:
+    def free_memory(self, message: Message, fds: list[int]) -> Message:
         self._kept, self.worker.results = [], None
         gpu_memory.forget()
         torch.cuda.empty_cache()
@@ -363,7 +363,7 @@ class Drawing:
         except torch.OutOfMemoryError:
             if not message.get("elsewhere"):
                 raise
-        self._device.rest({}, [])
+        self._device.free_memory({}, [])
         model.cpu()
         try:
             return self._device.timed(lambda arguments: _to("cuda", here(_to("cpu", arguments))), message) | {

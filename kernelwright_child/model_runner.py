@@ -158,7 +158,7 @@ class ModelRunner:
         seed_draws(message)
         with torch.no_grad():
             self.results = self.with_state(self.run(*arguments))
-        return place(self.results)
+        return describe_result(self.results)
 
     def follow(self, message: Message, fds: list[int]) -> Message:
         """Include these weights in results after each call, and let `restore` reset them to their present values."""
@@ -185,7 +185,7 @@ class ModelRunner:
         """Return the buffers after the calls, or all weights where some are followed, in the judge's order."""
         own = self.model.state_dict() if self.follows else dict(self.model.named_buffers(remove_duplicate=False))
         self.results = [own[name] for name, _ in self.order if name in own]
-        return place(self.results)
+        return describe_result(self.results)
 
     def backward(self, message: Message, fds: list[int]) -> Message:
         """Run forward and backward on the shared inputs, from the shared gradients of the outputs.
@@ -196,7 +196,7 @@ class ModelRunner:
         self.results = None
         seed_draws(message)
         self.results = differentiate(self.run, weights_of(self.model, self.order), values)
-        return place(self.results)
+        return describe_result(self.results)
 
 
 @contextmanager
@@ -263,7 +263,7 @@ def stock_small_chunks() -> None:
             libc.free(chunk)
 
 
-def place(value: Any) -> Message:
+def describe_result(value: Any) -> Message:
     tensors: list[torch.Tensor] = []
     tree = wire.pack(value, tensors)
     return {"tree": tree, "tensors": [wire.describe(tensor) for tensor in tensors]}

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelwright_child import wire
-from kernelwright_child.model_runner import ModelRunner, on_cores, place, seed_draws
+from kernelwright_child.model_runner import ModelRunner, describe_result, on_cores, seed_draws
 from kernelwright_child.models import (
     cast_inputs,
     construct,
@@ -94,7 +94,9 @@ class Reference(ModelRunner):
         self.is_differentiated = message["direction"] != "forward"
         given = arguments if isinstance(arguments, dict) else list(arguments)
         self.drawn = [given, dict(self.model.state_dict()), _changing(self.model)]
-        return place(self.drawn) | {"spatial": any(isinstance(module, SPATIAL) for module in self.model.modules())}
+        return describe_result(self.drawn) | {
+            "spatial": any(isinstance(module, SPATIAL) for module in self.model.modules())
+        }
 
     def _constructed(self, seed: int) -> Any:
         """Construct a new model, used from now on; return its arguments."""
@@ -106,7 +108,7 @@ class Reference(ModelRunner):
 
     def construct_seeded(self, message: Message, fds: list[int]) -> Message:
         self.drawn = self.construct(message["seed"], message["vary"])
-        return place(self.drawn)
+        return describe_result(self.drawn)
 
     def construct_again(self, message: Message, fds: list[int]) -> Message:
         """Construct another `Model` under another seed with the state of the first one, used from now on."""
@@ -151,7 +153,7 @@ class Reference(ModelRunner):
     def held_weights(self, message: Message, fds: list[int]) -> Message:
         """Return the weights as the model holds them, which differ from given ones where two share their memory."""
         self.drawn = dict(self.model.state_dict())
-        return place(self.drawn)
+        return describe_result(self.drawn)
 
     def draw(self, message: Message, fds: list[int]) -> Message:
         """Draw inputs under the given seed, with gradients of the outputs where the problem has a backward pass.
@@ -160,7 +162,7 @@ class Reference(ModelRunner):
         """
         with on_cores(message["cores"]):
             self.drawn = self.draw_values(message["seed"])
-        return place(self.drawn)
+        return describe_result(self.drawn)
 
     def draw_values(self, seed: int) -> list[Any]:
         """Draw inputs under a seed on torch's default device, with gradients for a backward pass."""
@@ -217,13 +219,13 @@ class Reference(ModelRunner):
         self.results = None
         with torch.no_grad(), widened(self.model) as own:
             self.results = own(self.called(self._widened(message), message))
-        return place(self.results)
+        return describe_result(self.results)
 
     def exact_backward(self, message: Message, fds: list[int]) -> Message:
         model, self.results = self.model, None
         with widened(model) as own:
             self.results = own(differentiate(model, weights_of(model, self.order), self._widened(message)))
-        return place(self.results)
+        return describe_result(self.results)
 
     def _widened(self, message: Message) -> Any:
         return wire.unpack(message["arguments"], [widened_value(tensor) for tensor in self.shared])

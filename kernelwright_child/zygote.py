@@ -39,7 +39,7 @@ ORDER_BYTES = 192 * 1024
 MOST_DESCRIPTORS = 16
 IMPORTED = ("kernelwright_child.builder", "kernelwright_child.worker", "kernelwright_child.reference")
 """All modules of children; any other module is imported by the child that needs it."""
-GATHERED_AT = 32
+HUGE_PAGES_AT = 32
 """The order at which memory moves to huge pages, which costs the time that some forty forks save."""
 UNFIT = 3
 """The exit code of a process that cannot be forked safely."""
@@ -108,7 +108,7 @@ def _settle() -> None:
                 raise UnfitError("importing torch opens the GPU here, which does not survive a fork")
 
 
-def _gather_memory() -> None:
+def _use_huge_pages() -> None:
     """Move imported memory to huge pages, as far as the kernel allows; a fork then takes a quarter of the time.
 
     The memory that children allocate is not affected.
@@ -139,12 +139,12 @@ def _serve(affinity: Affinity, control: socket.socket, parent: int) -> None:
                 while True:
                     os.waitpid(-1, 0)
             return
-        if number == GATHERED_AT:  # the judge waits for this child, so nothing is timed now
-            _gather_memory()
+        if number == HUGE_PAGES_AT:  # the judge waits for this child, so nothing is timed now
+            _use_huge_pages()
         if os.fork() == 0:
             control.close()
             os.close(parent)
-            born(affinity, marshal.loads(data), fds)
+            become_child(affinity, marshal.loads(data), fds)
         for fd in fds:
             os.close(fd)
 
@@ -163,7 +163,7 @@ class Affinity(NamedTuple):
     """Cores before it."""
 
 
-def born(affinity: Affinity, order: Order, fds: list[int]) -> NoReturn:
+def become_child(affinity: Affinity, order: Order, fds: list[int]) -> NoReturn:
     """Carry out the order; never return. Errors go to the child's output."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -175,18 +175,18 @@ def born(affinity: Affinity, order: Order, fds: list[int]) -> NoReturn:
         for fd in rest[len(rest) - order["groups"] :]:
             os.write(fd, b"0")  # the process that writes enters the group
             os.close(fd)
-        birth = _Birth(affinity, order, socket.socket(fileno=meeting), channel)
+        fork = _Fork(affinity, order, socket.socket(fileno=meeting), channel)
         if order["namespaces"]:
-            birth.enter()
+            fork.enter()
         else:
-            birth.supervise(*rest[:2])
+            fork.supervise(*rest[:2])
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
     os._exit(FAILED)
 
 
-class _Birth:
+class _Fork:
     def __init__(self, affinity: Affinity, order: Order, meeting: socket.socket, channel: int) -> None:
         self._affinity = affinity
         self._order = order

@@ -6,7 +6,7 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import Backend
 from kernelwright.sandbox.calls.reference import PLAIN, Form, ReferenceSession
 from kernelwright.sandbox.gpu_tools import Subject
-from kernelwright.sandbox.jail.zygote import give_back_freed_memory
+from kernelwright.sandbox.jail.zygote import release_freed_memory
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.peaks import measured_again, peaks_here
 from kernelwright.sandbox.timing.baselines import Baselines, compiled_reference
@@ -60,4 +60,4 @@ class CpuBackend(Backend):
 
     def release_memory(self) -> None:
         """Give back all memory that this process keeps, so that it does not count for another problem."""
-        give_back_freed_memory()
+        release_freed_memory()

@@ -28,13 +28,13 @@ def judge_again(folder: Path, tree: Path, report: Callable[[str], None], minutes
 
     Raises `ProblemError` where this machine has another device than the run's, or the checkout another problem.
     """
-    from kernelwright.sandbox.jail.zygote import become_a_judge
+    from kernelwright.sandbox.jail.zygote import prepare_judge
 
     end = time.monotonic() + 60 * minutes
     index = read_index(folder)
     waiting = [row for row in index.rows if row.kernel and row.again is None]
     problems = {row.kernel: problem_of(row, tree) for row in waiting}
-    become_a_judge()
+    prepare_judge()
     left: list[str] = []
     for at, row in enumerate(waiting):
         if time.monotonic() > end:

@@ -50,12 +50,12 @@ def judge(
         _recheck(record, as_json)
     if problem is None or candidate is None:
         raise UserMistake("judge needs a problem and a candidate file; or --recheck with a stored record")
-    from kernelwright.sandbox.jail.zygote import become_a_judge, imports_that_stay
+    from kernelwright.sandbox.jail.zygote import frozen_imports, prepare_judge
     from kernelwright_child import driver
 
     if server is None:
         options.check_threads(judging.threads)
-        become_a_judge(judging.threads)  # first of all: the process that it starts imports torch, which takes longest
+        prepare_judge(judging.threads)  # first of all: the process that it starts imports torch, which takes longest
     from kernelwright.problems import load_problem
     from kernelwright.sandbox.authenticity.scan import candidate_of
     from kernelwright.sandbox.machine import require_tools
@@ -75,7 +75,7 @@ def judge(
         _print(asyncio.run(_served(server, found, source, settings, place)), found.dtype, as_json)
     if settings.gpu:
         driver.begin_context(settings.ordinal)
-    with imports_that_stay():  # all of these import torch
+    with frozen_imports():  # all of these import torch
         from kernelwright.sandbox.pool.judges import Judges
         from kernelwright.sandbox.verdict.report import report
 

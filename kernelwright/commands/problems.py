@@ -80,9 +80,9 @@ class Checks:
     """Checks problems: one alone in this process, several in another. If that is killed, one problem has failed."""
 
     def __init__(self, threads: int | None, separate: bool) -> None:
-        from kernelwright.sandbox.jail.zygote import become_a_judge
+        from kernelwright.sandbox.jail.zygote import prepare_judge
 
-        self._begin = partial(become_a_judge, threads, separate)
+        self._begin = partial(prepare_judge, threads, separate)
         self._separate = multiprocessing.get_context("spawn") if separate else None
         self._pool: ProcessPoolExecutor | None = None
         if not separate:

@@ -32,10 +32,10 @@ def split(
     settings = None
     if compiled:
         from kernelwright.options import JudgingOptions
-        from kernelwright.sandbox.jail.zygote import become_a_judge
+        from kernelwright.sandbox.jail.zygote import prepare_judge
 
         threads = None if captured.is_gpu else captured.threads
-        become_a_judge(threads)
+        prepare_judge(threads)
         asked = JudgingOptions(memory=memory, threads=threads, jail=jail)
         settings = asked.settings("cuda" if captured.is_gpu else "cpu")
     show_split(folder, top, settings, quiet=as_json)

@@ -154,12 +154,12 @@ def _boards(runs: "list[RunSummary]", verify: int, effort: "JudgingEffort") -> "
     from kernelwright.agent.briefs import sheet_for
     from kernelwright.evals.leaderboard import boards
     from kernelwright.evals.score import Verifier
-    from kernelwright.sandbox.jail.zygote import become_a_judge
+    from kernelwright.sandbox.jail.zygote import prepare_judge
     from kernelwright.sandbox.machine import ON_DEVICE
     from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 
     if verify:
-        become_a_judge()
+        prepare_judge()
     gpu = {target for run in runs for target in run.target.split(", ")} & set(ON_DEVICE) if verify else set()
     here = sheet_for("cuda" if gpu else "cpp").name if verify else ""
     if verify and here not in {run.device for run in runs}:

@@ -346,9 +346,9 @@ def _prepare_process() -> None:
 
     Call it before a run starts: that imports torch, for its version.
     """
-    from kernelwright.sandbox.jail.zygote import protect_this_process, rest_between_loops
+    from kernelwright.sandbox.jail.zygote import protect_this_process, set_passive_waiting
 
-    rest_between_loops()
+    set_passive_waiting()
     protect_this_process()
 
 

@@ -139,7 +139,7 @@ class SharedDeviceMemory:
         self._staged = []
 
     @contextmanager
-    def rehearsal(self) -> Iterator[None]:
+    def dummy_values(self) -> Iterator[None]:
         """Stage dummy values within the block, to measure the time to show them."""
         one = with_relief(lambda: torch.empty(max(self._sizes, default=0), dtype=torch.uint8, device="cuda"))
         self._staged = [one[:size] for size in self._sizes]
@@ -155,11 +155,11 @@ class SharedDeviceMemory:
             seen(self._shared.address + offset, size) for offset, size in zip(self._offsets, self._sizes, strict=True)
         ]
 
-    def spoil(self, stream: driver.Stream) -> None:
+    def overwrite(self, stream: driver.Stream) -> None:
         """Issue a fill of the shared inputs with a random word, for code that waits for inputs to appear."""
         stream.fill(self._shared.address, secrets.randbits(32), self.bytes // 4)
 
-    def reveal(self, stream: driver.Stream) -> None:
+    def show_staged(self, stream: driver.Stream) -> None:
         """Issue the copy of the staged values to the shared memory."""
         for tensor, offset in zip(self._staged, self._offsets, strict=False):
             if tensor.numel():

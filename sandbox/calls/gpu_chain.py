@@ -68,10 +68,10 @@ def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before:
     """
     device, dealer, flags, shared = session.device, session.device.dealer, session.flags(), session.inputs
     assert shared is not None
-    if session.is_cold:  # a call behind a wait could get no memory
+    if session.needs_warming:  # a call behind a wait could get no memory
         rehearse(session, work, before, len(values))
     dealer.load()
-    prepared = session.quiet(before)
+    prepared = session.prepare(before)
     message = work.message(flags, values[0]) | {"seeds": [one.seed for one in values], "show": keep}
     flags.last += len(values)
     answer = session.issue(message, session.issue_limit_s(len(values)))
@@ -102,7 +102,7 @@ def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before:
     clocks = device.clocks.sample()
     device_ms = _numbers(session.issue_and_wait({"op": "times"}), "device_ms", len(values))
     host_ms = _numbers(answer, "host_ms", len(values))
-    session.look_after()
+    session.refuse_leftovers()
     outputs = _outputs(answer, handovers[1:], session.changes) if keep else [None] * len(values)
     links = [
         Link(said or None, judge, host or 0.0, output)
@@ -139,21 +139,21 @@ def rehearse(session: GpuSession, work: Work, values: Values, calls: int) -> lis
         if is_settled or time.monotonic() - start > LONGEST_S:
             break
         before = took if number else math.inf
-    session.look_after()
+    session.refuse_leftovers()
     return [ms for ms in latencies if ms is not None]
 
 
 def call_behind_a_spin(session: GpuSession, work: Work, values: Values) -> float | None:
     """Return the ms of one call by the child's events, issued while a kernel of the child keeps the device busy."""
     flags = session.flags()
-    session.quiet(values)
+    session.prepare(values)
     message = work.message(flags, values) | {"seeds": [values.seed]}
     flags.last += 1
     driver.write_value(session.device.stream.handle, flags.begun, flags.last)
     session.device.stream.wait()
     answer = session.issue_and_wait(message | {"spin_ms": min(MOST_SPIN_MS, SPIN * session.host_ms)})
     times = session.issue_and_wait({"op": "times"})
-    session.look_after()
+    session.refuse_leftovers()
     return None if "error" in answer else _numbers(times, "device_ms", 1)[0]
 
 

@@ -296,7 +296,7 @@ class CudaDevice:
         """
         if shared.bytes in self._calibrated:
             return
-        with shared.rehearsal():
+        with shared.dummy_values():
             taken = [self._prepare(shared) for _ in range(CALIBRATIONS)]
         self._idle_ms[shared.bytes] = statistics.median(taken[CALIBRATIONS // 4 :])
         self._calibrated.add(shared.bytes)
@@ -310,7 +310,7 @@ class CudaDevice:
         driver.synchronize()
         for output in outputs:
             poison(output, self.stream)
-        shared.spoil(self.stream)
+        shared.overwrite(self.stream)
         self.stream.wait()
         answer = self._longest_answer_ms()
         if answer > ANSWER_MS:  # a busy host is late once; work on the device delays every probe
@@ -339,7 +339,7 @@ class CudaDevice:
         for _ in range(COVER):
             self.stream.fill(self._flush, -self._flush_word % 2**32, self._flush_bytes // 4)
         self.stream.record(start)
-        shared.reveal(self.stream)
+        shared.show_staged(self.stream)
         self.stream.fill(self._flush, self._flush_word, self._flush_bytes // 4)
         self.stream.record(end)
         self.stream.wait()

@@ -71,7 +71,7 @@ class ExactOnDevice:
             found = self._by_the_way_that_fits(values, near, op, patience_s)
         finally:
             if self._needs.is_large:
-                self._session.rest()
+                self._session.free_memory()
         return found
 
     def _by_the_way_that_fits(self, values: Values, near: Values | None, op: str, patience_s: float) -> Values:
@@ -79,20 +79,20 @@ class ExactOnDevice:
         if cut is not None:
             return self._in_parts(values, cut, op, patience_s)
         try:
-            return self._gone("whole", self._read(values, f"exact {op}", patience_s))
+            return self._computed("whole", self._read(values, f"exact {op}", patience_s))
         except Refused as refused:
             if not refused.memory:
                 raise
         cut = self.cut(values, near, op, patience_s) if near is not None else None
         if cut is not None:
             return self._in_parts(values, cut, op, patience_s)
-        return self._gone("processor", self._read(values, f"exact {op} elsewhere", patience_s))
+        return self._computed("processor", self._read(values, f"exact {op} elsewhere", patience_s))
 
     def _read(self, values: Values, op: str, patience_s: float) -> Values:
         """Compute and read; a large result is read in place, since a copy may not fit."""
         return self._session.call(values, patience_s, op, in_place=self._needs.is_large).output
 
-    def _gone(self, way: Way, found: Values) -> Values:
+    def _computed(self, way: Way, found: Values) -> Values:
         self.ways.add(way)
         return found
 
@@ -104,10 +104,12 @@ class ExactOnDevice:
         if self._is_looked_for or near is None:
             return self._found
         self._is_looked_for = True
-        self._found = next((cut for cut in cuts(values, near) if self._holds(cut, values, near, op, patience_s)), None)
+        self._found = next(
+            (cut for cut in cuts(values, near) if self._is_separable(cut, values, near, op, patience_s)), None
+        )
         return self._found
 
-    def _holds(self, cut: Cut, values: Values, near: Values, op: str, patience_s: float) -> bool:
+    def _is_separable(self, cut: Cut, values: Values, near: Values, op: str, patience_s: float) -> bool:
         """Check that a part from the middle has the same result as within the whole."""
         step = self.step(cut)
         start = (cut.rows - step) // 2
@@ -133,7 +135,7 @@ class ExactOnDevice:
                 found = self._session.call(part(values, cut, start, stop), patience_s, f"exact {op}", in_place=True)
                 joined.put(found.output, start, stop)
                 self._session.release_result()
-        return self._gone("parts", joined.values())
+        return self._computed("parts", joined.values())
 
     @contextmanager
     def smaller_inputs(self, layout: Layout) -> Iterator[Callable[[], None]]:
@@ -233,7 +235,7 @@ class GpuReference(ReferenceSession):
         session.show_memory(self._shared.for_layout(self.layout, device_of(self.settings)))
         if not session.can_be_mapped():
             session.share_outputs(self.needs.exact)
-        self._forget = register(self.rest, self.settings.ordinal)
+        self._forget = register(self.free_memory, self.settings.ordinal)
 
     def _require_followable(self, weights: list[int]) -> None:
         if weights or any("int" in self.layout[one][0] for one in self.changes):
@@ -253,18 +255,18 @@ class GpuReference(ReferenceSession):
         """Ways in which float64 results were computed so far: `whole`, `parts`, `processor`."""
         return tuple(sorted(self._exact.ways)) if "_exact" in self.__dict__ else ()
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         """Free all memory that is cached for the next call, which then needs an untimed one first.
 
         Does nothing while a result is read in place.
         """
         with self._translated():
-            self._session.rest()
+            self._session.free_memory()
 
     def release_result(self) -> None:
         self._session.release_result()
         if self._shows_exact and self.needs.is_large:
-            self.rest()
+            self.free_memory()
         self._shows_exact = False
 
     def keep(self, output: Values) -> Values:
@@ -279,7 +281,7 @@ class GpuReference(ReferenceSession):
     def _drawn(self, cores: Sequence[int]) -> Values:
         values = self._session.draw(fresh_seed(), self._patience_s)
         if values.size > LARGE_BYTES:
-            self._session.rest()
+            self._session.free_memory()
         return values
 
     def share_memory(self, worker: Session) -> None:
@@ -299,12 +301,12 @@ class GpuReference(ReferenceSession):
 
     def _warm(self, values: Values) -> None:
         """Call until no new allocation appears: results alternate among several."""
-        if not self._session.is_cold:
+        if not self._session.needs_warming:
             return
         for _ in range(MOST_WARMING):
-            known = self._session.places_known
+            known = self._session.mapped_allocations
             self._session.call_ms(values, self._patience_s, operation(self.problem))
-            if self._session.places_known == known:
+            if self._session.mapped_allocations == known:
                 return
 
     def under(self, precision: Precision, values: Values, in_place: bool = True) -> Timed:

@@ -77,11 +77,11 @@ class GpuSession(Session):
         """Whether the child copies every output to shared memory, since the judge can map none of its own."""
         self.switches: dict[str, Any] = {}
         """Torch's precision switches as the child reported them."""
-        self.is_cold = False
+        self.needs_warming = False
         """Whether it has freed the memory of calls, so that the next one must allocate it."""
         self._outputs_bytes = 0
         self._is_ready = False
-        self._is_showing = False
+        self._is_read_in_place = False
         """Whether its last result is still read in place."""
 
     def initialize(self) -> None:
@@ -122,7 +122,7 @@ class GpuSession(Session):
 
     def share_layout(self, layout: Layout) -> None:
         """Share device memory for inputs of this layout. No child may have work on the device meanwhile."""
-        self._give_back()
+        self._unshare_inputs()
         self._device.make_current()
         shared = SharedDeviceMemory(layout, self._device.ordinal)
         try:
@@ -135,7 +135,7 @@ class GpuSession(Session):
 
     def show_memory(self, shared: SharedDeviceMemory) -> None:
         """Share memory that others may see too; its owner closes it."""
-        self._give_back()
+        self._unshare_inputs()
         self._exchange(
             {"op": "share inputs", "specs": shared.specs, "bytes": shared.bytes},
             self._settings.start_timeout_s,
@@ -160,22 +160,22 @@ class GpuSession(Session):
         message = {"op": "share outputs", "specs": room.specs, "bytes": room.bytes}
         self._exchange(message, self._settings.start_timeout_s, room.fd)
 
-    def rest(self) -> None:
+    def free_memory(self) -> None:
         """Let the child free all device memory that it caches, its results included."""
-        if self._is_showing:
+        if self._is_read_in_place:
             return
         self._device.make_current()
         self._allocations.forget()
         self._outputs = ()
-        self.ask({"op": "rest"}, self._settings.start_timeout_s)
-        self.is_cold = True
+        self.ask({"op": "free memory"}, self._settings.start_timeout_s)
+        self.needs_warming = True
 
     @property
-    def places_known(self) -> int:
+    def mapped_allocations(self) -> int:
         return self._allocations.count
 
     def release_result(self) -> None:
-        self._is_showing = False
+        self._is_read_in_place = False
 
     def can_be_mapped(self) -> bool:
         claims = self.ask({"op": "trial"}, self._settings.start_timeout_s)["tensors"]
@@ -250,7 +250,7 @@ class GpuSession(Session):
         try:
             return self._called(values, timeout_s, op, in_place)
         except Refused as refused:
-            if not self._can_make_room(refused):
+            if not self._provide_memory(refused):
                 raise
         except BaseException:
             self.release_result()
@@ -259,7 +259,7 @@ class GpuSession(Session):
         assert again.device is not None
         return again._replace(device=again.device._replace(made_twice=self._kind == "worker"))
 
-    def _can_make_room(self, refused: Refused) -> bool:
+    def _provide_memory(self, refused: Refused) -> bool:
         """Share or free the memory that a call lacked; return whether that was possible."""
         LOG.info("%s refused a call for lack of memory: %s", self._kind, refused.reason)
         self._made_twice += 1
@@ -289,13 +289,13 @@ class GpuSession(Session):
         self._refuse_disturbance(prepared)
         self._outputs = ()
         known, before = self._allocations.count, self._cpu_ms()
-        self.is_cold, self._is_showing = False, True
+        self.needs_warming, self._is_read_in_place = False, True
         asked = question(op, values, self.changes) | ({"wake": True} if self._device.wakes else {})
         answer, looked, milliseconds = self._clocked(asked, timeout_s)
         answered_ns = time.perf_counter_ns()
         clocks = self._device.clocks.sample()
         if "error" in answer:
-            self._is_showing = False
+            self._is_read_in_place = False
             raise Refused(answer)
         cpu_ms = self._cpu_ms() - before
         own = len(looked) - (len(self.changes) if op == "call" else 0)
@@ -306,8 +306,8 @@ class GpuSession(Session):
             inputs = self._taken({"tree": {"l": [{"t": number} for number in range(len(left))]}}, left, in_place=False)
             output = with_changed(output, dict(zip(self.changes, inputs.tensors, strict=True)))
         read_ns = time.perf_counter_ns()
-        self._is_showing = in_place
-        self.look_after()
+        self._is_read_in_place = in_place
+        self.refuse_leftovers()
         if self.watches_inputs:
             self._refuse_changes(self._inputs.changed())
         if self._allocations.count > known:
@@ -330,7 +330,7 @@ class GpuSession(Session):
                 os.close(self._flags.fd)
         return self._flags
 
-    def quiet(self, values: Values) -> Prepared:
+    def prepare(self, values: Values) -> Prepared:
         """Show inputs while the child is stopped, on an idle device with a flushed L2 cache."""
         assert self._inputs is not None, "share memory before calling"
         self._device.make_current()
@@ -338,7 +338,7 @@ class GpuSession(Session):
         prepared = self._device.prepare(self._inputs, self._outputs)
         self._inputs.stage_nothing()
         self._outputs = ()
-        self.is_cold, self._is_showing = False, False
+        self.needs_warming, self._is_read_in_place = False, False
         self.refuse_activity_while_stopped()
         self._refuse_disturbance(prepared)
         return prepared
@@ -351,9 +351,9 @@ class GpuSession(Session):
         """Ask a question that is answered before its device work is done; None where the answer is late."""
         self.refuse_activity_while_stopped()
         self._child.send(message)
-        self._release()
+        self._resume()
         try:
-            answer = self._hear(limit_s)
+            answer = self._wait_for_answer(limit_s)
         except ChildLate:
             self._runs_on = True
             return None
@@ -371,7 +371,7 @@ class GpuSession(Session):
         """Let issued calls run on any inputs, and wait for their end."""
         self._device.dealer.release(self.flags())
         if self._runs_on:
-            self._hear(RUN_S)
+            self._wait_for_answer(RUN_S)
             self._stop()
             self._runs_on = False
         self.issue_and_wait({"op": "times"})
@@ -392,7 +392,7 @@ class GpuSession(Session):
             self._allocations.trim(len(shown))
         return shown
 
-    def look_after(self) -> None:
+    def refuse_leftovers(self) -> None:
         """Raise `Misbehaved` where a candidate ran while it was stopped, or left processes running."""
         self.refuse_activity_while_stopped()
         if self._kind == "worker" and self._watches("offspring") and self._child.offspring():
@@ -440,11 +440,11 @@ class GpuSession(Session):
         self._device.make_current()
         self._inputs.stage(values.tensors)
         driver.synchronize()
-        self._inputs.reveal(self._device.stream)
+        self._inputs.show_staged(self._device.stream)
         self._device.stream.wait()
         self._inputs.stage_nothing()
 
-    def _left_of(self, values: Values) -> list[int]:
+    def _changed_inputs(self, values: Values) -> list[int]:
         assert self._inputs is not None
         self._inputs.stage(values.tensors)
         found = self._inputs.changed()
@@ -457,8 +457,8 @@ class GpuSession(Session):
         """Ask, and sample the outputs before the clock stops; then stop every thread of the child."""
         self._child.send(message)  # it is stopped, and reads this when it is resumed
         start = time.perf_counter_ns()
-        self._release()
-        answer = self._hear(timeout_s)
+        self._resume()
+        answer = self._wait_for_answer(timeout_s)
         claims = answer.get("tensors")
         shown = [self._allocations.find(claim) for claim in claims] if isinstance(claims, list) else []
         if self._inputs is not None and message["op"] == "call":
@@ -504,7 +504,7 @@ class GpuSession(Session):
             )
         raise Misbehaved(said)
 
-    def _give_back(self) -> None:
+    def _unshare_inputs(self) -> None:
         if self._inputs is not None and self._owns_inputs:
             self._inputs.close()
         self._inputs = None
@@ -514,7 +514,7 @@ class GpuSession(Session):
         said = super().close()
         self._device.make_current()
         self._allocations.close()
-        self._give_back()
+        self._unshare_inputs()
         if self._flags is not None:
             self._flags.close()
             self._flags = None

@@ -274,9 +274,9 @@ class Session:
         """Return the numbers of `inputs`, `parameters` and `buffers` that a call of a trusted child changes."""
         self._show(values)
         answer = self._exchange(question("changes", values), timeout_s)[0]
-        return answer | {"inputs": answer["inputs"] + self._left_of(values)}
+        return answer | {"inputs": answer["inputs"] + self._changed_inputs(values)}
 
-    def _left_of(self, values: Values) -> list[int]:
+    def _changed_inputs(self, values: Values) -> list[int]:
         assert self._shared is not None
         return self._shared.changed(values.tensors)
 
@@ -354,9 +354,9 @@ class Session:
     def _exchange(self, message: dict[str, Any], timeout_s: Timeout, *fds: int) -> tuple[dict[str, Any], float]:
         self.refuse_activity_while_stopped()
         start = time.perf_counter_ns()
-        self._release()
+        self._resume()
         self._child.send(message, *fds)
-        answer = self._hear(timeout_s)
+        answer = self._wait_for_answer(timeout_s)
         self._stop()
         milliseconds = (time.perf_counter_ns() - start) / 1e6
         LOG.debug("%s %s: %.1f ms", self._kind, message["op"], milliseconds)
@@ -364,7 +364,7 @@ class Session:
             raise Refused(answer)
         return answer, milliseconds
 
-    def _hear(self, timeout_s: Timeout) -> dict[str, Any]:
+    def _wait_for_answer(self, timeout_s: Timeout) -> dict[str, Any]:
         if not isinstance(timeout_s, float | int):
             timeout_s.wait(self._child)
             timeout_s = 0.0
@@ -373,7 +373,7 @@ class Session:
             raise Unbuilt
         return answer
 
-    def _release(self) -> None:
+    def _resume(self) -> None:
         self._cpu_ms_at_stop = None
         self._child.resume()
 

@@ -319,18 +319,18 @@ class Child:
     def greet(self, deadline: float) -> None:
         """Wait for the first message. A fork that fails before it is replaced by a spawned child."""
         try:
-            self._hear(deadline)
+            self._receive_greeting(deadline)
         except ChildGone as error:
             if self._zygote is None:
                 raise
             self.close()
             self._start_by_itself(error)
-            self._hear(deadline)
+            self._receive_greeting(deadline)
         else:
             if self._zygotes is not None:
                 self._zygotes.succeeded()
 
-    def _hear(self, deadline: float) -> None:
+    def _receive_greeting(self, deadline: float) -> None:
         """Receive the first message. The kernel reports its sender, whatever namespaces that one lives in."""
         if not self.has_spoken(deadline - time.monotonic()):
             raise ChildLate

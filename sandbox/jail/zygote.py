@@ -289,7 +289,7 @@ def _torch_version_file() -> str:
     return str(Path(spec.origin).parent / "version.py") if spec and spec.origin else ""
 
 
-def become_a_judge(threads: int | None = None, behind: bool = False) -> None:
+def prepare_judge(threads: int | None = None, behind: bool = False) -> None:
     """Prepare this process for judging: memory, threads, protection, a zygote; remove leftovers of killed judges.
 
     Call it before torch is imported here, since the zygote imports it at the same time. `threads` as in the settings;
@@ -303,7 +303,7 @@ def become_a_judge(threads: int | None = None, behind: bool = False) -> None:
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("500")
     keep_freed_memory()
-    rest_between_loops()
+    set_passive_waiting()
     # Let torch free parts of device memory. The judge handles results of gigabytes, and a small tensor within the
     # memory of a large one would hold all of it. Children choose for themselves.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -313,7 +313,7 @@ def become_a_judge(threads: int | None = None, behind: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def imports_that_stay() -> Iterator[None]:
+def frozen_imports() -> Iterator[None]:
     """Pause the garbage collector while torch and its users are imported, and exclude them from later collections.
 
     A collection takes a sixth of the import's time. Later it would take 80 ms each time, perhaps in a timed call.
@@ -341,14 +341,14 @@ def keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 2**31 - 1)
 
 
-def give_back_freed_memory() -> None:
+def release_freed_memory() -> None:
     """Return the memory that `keep_freed_memory` keeps to the machine, before a new problem."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 
-def rest_between_loops() -> None:
+def set_passive_waiting() -> None:
     """Let OpenMP threads of this process sleep after a loop; call it before torch is imported.
 
     Otherwise they spin on their cores for milliseconds, and a call that is timed there took three times as long.

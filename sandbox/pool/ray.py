@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import LibraryMissing
 from kernelwright.sandbox.build import BUILD_BYTES, BUILD_FILES, BuildStore
-from kernelwright.sandbox.jail.zygote import become_a_judge, rest_between_loops
+from kernelwright.sandbox.jail.zygote import prepare_judge, set_passive_waiting
 from kernelwright.sandbox.machine import processor_name
 from kernelwright.sandbox.pool.executor import (
     Answer,
@@ -177,7 +177,7 @@ ENDING_S = 20.0
 
 def judges_on(settings: Settings) -> "Judges":
     """Make this process a judge, before torch is imported; return what judges in it."""
-    become_a_judge(settings.threads)
+    prepare_judge(settings.threads)
     from kernelwright.sandbox.pool.judges import Judges
 
     return Judges(settings)
@@ -188,7 +188,7 @@ class DeviceWorker:
 
     def __init__(self, chosen: str, counts: dict[str, int], kinds: list[str]) -> None:
         """`chosen`: settings as JSON; `counts`: devices by node; `kinds`: declared ones by ordinal, or none."""
-        rest_between_loops()  # a GPU's name is asked of torch
+        set_passive_waiting()  # a GPU's name is asked of torch
         context, settings = importlib.import_module("ray").get_runtime_context(), Settings.model_validate_json(chosen)
         node, ids = context.get_node_id(), context.get_accelerator_ids().get("GPU", [])
         ordinal = int(ids[0]) if ids and ids[0].isdigit() else 0

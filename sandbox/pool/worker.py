@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from kernelwright.sandbox.jail.zygote import become_a_judge, imports_that_stay
+from kernelwright.sandbox.jail.zygote import frozen_imports, prepare_judge
 from kernelwright.sandbox.logs import show_logs_as_asked
 from kernelwright.sandbox.pool.executor import Answer, JobError, Question
 from kernelwright.sandbox.pool.lines import LineServer, answers_only
@@ -49,10 +49,10 @@ def main() -> None:
     show_logs_as_asked()
     if sys.argv[3:] == ["stays"]:
         os.sched_setaffinity(0, settings.cores)
-    become_a_judge(settings.threads)
+    prepare_judge(settings.threads)
     if settings.gpu:
         driver.begin_context(settings.ordinal)
-    with imports_that_stay():
+    with frozen_imports():
         from kernelwright.sandbox.pool.judges import Judges  # torch comes with it
 
     judges = Judges(settings)

@@ -40,7 +40,7 @@ def test_what_takes_new_memory_for_each_call_is_not_kept_from_giving_it_back():
         values = session.draw()
         for _ in range(3 * SPARE_PLACES):
             session.call_ms(values)
-        assert session._session.places_known <= 1 + SPARE_PLACES
+        assert session._session.mapped_allocations <= 1 + SPARE_PLACES
     finally:
         session.close()
 

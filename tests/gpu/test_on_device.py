@@ -97,7 +97,7 @@ def test_inputs_that_were_spoilt_are_other_ones(device, shared):
     device.calibrate(shared)
     shared.stage([RawTensor.of(torch.randn(*shape, device="cuda")) for shape in ((1000, 1000), (7,))])
     device.prepare(shared)
-    shared.spoil(device.stream)
+    shared.overwrite(device.stream)
     device.stream.wait()
     assert shared.changed()
 

@@ -16,7 +16,7 @@ from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import HeldFolder, WorkFolder, sweep
 
 ROOT = Path(__file__).parents[2]
-SWEEPING = "from kernelwright.sandbox.jail.zygote import become_a_judge; become_a_judge(1)"
+SWEEPING = "from kernelwright.sandbox.jail.zygote import prepare_judge; prepare_judge(1)"
 HOLDING = (
     "import time; from kernelwright.sandbox.workfolder import WorkFolder; "
     "print(WorkFolder().path, flush=True); time.sleep(600)"

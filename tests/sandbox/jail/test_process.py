@@ -16,7 +16,7 @@ import pytest
 from kernelwright.sandbox.jail import cgroups
 from kernelwright.sandbox.jail.bubblewrap import hidden_paths
 from kernelwright.sandbox.jail.process import Child, StartedSupervisor
-from kernelwright.sandbox.jail.zygote import Zygotes, imports_that_stay, rest_between_loops
+from kernelwright.sandbox.jail.zygote import Zygotes, frozen_imports, set_passive_waiting
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import WorkFolder, shared_environment
@@ -173,16 +173,16 @@ def test_accepted_jobs_are_hidden_where_the_users_state_lies_in_a_folder_of_tool
 def test_threads_of_loops_rest_in_a_judge_unless_a_user_chooses_otherwise(monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "")
     monkeypatch.delenv("OMP_WAIT_POLICY")
-    rest_between_loops()
+    set_passive_waiting()
     assert os.environ["OMP_WAIT_POLICY"] == "passive"
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    rest_between_loops()
+    set_passive_waiting()
     assert os.environ["OMP_WAIT_POLICY"] == "active"
 
 
 def test_the_collector_rests_while_what_stays_is_imported_and_passes_over_it_later():
     before = gc.get_freeze_count()
-    with imports_that_stay():
+    with frozen_imports():
         assert not gc.isenabled()
         kept = [[] for _ in range(1000)]
     assert gc.isenabled()
