@@ -1,9 +1,12 @@
-"""Which library calls a source's `ModelNew.forward` can lead to, read from the text alone. Pure.
+"""Library calls and native code that a source's `ModelNew.forward` can lead to, read from the text alone. Pure.
 
-Text can hide a name: put together from parts, read from a file, or reached through an object of another name. What is
-found here is found; that nothing is says little. Names are followed, not values: whatever a name that is used could
-mean is taken as reached, so nothing that can be found by its name is missed. Everything here takes time in proportion
-to the source, whatever it looks like: it is read in the judge's own process.
+A loaded library is native code of the candidate only if the source builds something and the library was not there
+before: ctypes reaches torch's own libraries too.
+
+A text can hide a name: it can build it from parts, read it from a file, or reach an object by another name. So a
+finding counts, and no finding means little. Names are followed, not values: every meaning of a used name counts as
+reached, so nothing is missed that has its name in the text. All takes time in proportion to the source, since it runs
+in the judge's own process.
 """
 
 import ast
@@ -13,8 +16,189 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from kernelwright.problems.languages import LANGUAGES
 from kernelwright.problems.source import parse_module
-from kernelwright.sandbox.authenticity.native import assignment, compiled_nodes, last, named, own_names
+
+BUILDERS = {"load_inline", "load"}
+"""Calls that compile native code of a candidate."""
+LOADERS = {"CDLL", "PyDLL", "load_library", "LoadLibrary"}
+"""Calls that open a library of any origin."""
+READERS = {"torch", "json", "numpy", "np", "pickle", "marshal", "yaml", "tomllib"}
+"""Modules whose `load` reads a file."""
+SPAWNERS = {"subprocess", "system", "popen", "posix_spawn", "execv", "execvp"}
+"""Names by which a source may start a compiler itself."""
+DECORATORS = {words for one in LANGUAGES.values() for words in one.decorators}
+BODIES = frozenset().union(*(one.bodies for one in LANGUAGES.values()))
+COMPILERS = {one.module for one in LANGUAGES.values() if one.compiled_by == "asking"}
+"""Modules whose `compile` makes a kernel."""
+FOREIGN = {"torch", "numpy", "np", "scipy", "find_library", "modules"}
+"""Names in a library's path that say that it was there before."""
+FOREIGN_FILE = re.compile(
+    r"\blib(torch\w*|c10\w*|mkl\w*|\w*blas\w*|\w*lapack\w*|dnnl|(?:cudnn|cusolver|cusparse|cufft)\w*|cuda|[cm]|dl)"
+    r"(?:[-.][-.\w]*)?\.so"
+)
+Assignment = tuple[list[str], ast.AST]
+"""The names that are bound, and the value."""
+
+
+def own_names(tree: ast.Module) -> tuple[set[str], bool]:
+    """Names that are assigned native code, or something taken from it, and Triton's kernels; and whether any is built.
+
+    One pass over what is assigned: what follows from what is looked up by name.
+    """
+    nodes = list(ast.walk(tree))
+    assignments = [found for node in nodes if (found := assignment(node)) is not None]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    builds = any(_is_builder(call) for call in calls)
+    compiles = builds or any(name in SPAWNERS for node in nodes for name in named(node))
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list))}
+    loading = _Loading(assignments, compiles, makers=_makers(nodes))
+    leads: dict[str, list[list[str]]] = defaultdict(list)
+    for targets, value in assignments:
+        holders, made = _chain(value, loading)
+        own.update(targets if made else ())
+        for holder in holders:
+            leads[holder].append(targets)
+    own = _spread(own, leads)
+    return own, builds or bool(own) or any(loading.is_own(call) for call in calls)
+
+
+class _Loading:
+    def __init__(self, assignments: list[Assignment], compiles: bool, makers: set[str]) -> None:
+        self._compiles, self._makers = compiles, makers
+        built, foreign = set(), set()
+        leads: dict[str, list[list[str]]] = defaultdict(list)
+        for targets, value in assignments:
+            for node in ast.walk(value):
+                if isinstance(node, ast.Call) and _is_builder(node):
+                    built.update(targets)
+                elif _is_foreign(node):
+                    foreign.update(targets)
+                for name in named(node):
+                    leads[name].append(targets)
+        self._built = _spread(built, leads)
+        self._foreign = _spread(foreign, leads)
+
+    def is_own(self, call: ast.Call) -> bool:
+        """Return whether a call opens a library that the source builds, or makes a kernel of its functions."""
+        if last(call.func) in self._makers:
+            return True
+        if last(call.func) not in LOADERS or not call.args or not self._compiles:
+            return False
+        path = list(ast.walk(call.args[0]))
+        words = {name for node in path for name in named(node)}
+        if words & self._built or any(isinstance(node, ast.Call) and _is_builder(node) for node in path):
+            return True
+        none = isinstance(path[0], ast.Constant) and not isinstance(path[0].value, str | bytes)
+        return not (none or words & self._foreign or any(map(_is_foreign, path)))
+
+
+def _is_jit(mark: ast.expr) -> bool:
+    found = names(mark)
+    return any(words <= found for words in DECORATORS)
+
+
+def compiled_nodes(tree: ast.AST) -> set[int]:
+    """Find the syntax, by identity, in loops whose bodies a language compiles. Other code runs."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    loops = (
+        node
+        for language in LANGUAGES.values()
+        if language.compiled_loops
+        for function in functions
+        if any(language.module in names(mark) for mark in function.decorator_list)
+        for node in ast.walk(function)
+        if isinstance(node, ast.For)
+        and isinstance(node.iter, ast.Call)
+        and language.compiled_loops <= names(node.iter.func)
+    )
+    return {id(inner) for loop in loops for statement in loop.body for inner in ast.walk(statement)}
+
+
+def _makers(nodes: list[ast.AST]) -> set[str]:
+    """Functions that hold the body of a kernel: what they return is one."""
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    bodies = {id(node) for node in functions if any(names(mark) & BODIES for mark in node.decorator_list)}
+    return {
+        node.name for node in functions if any(id(inner) in bodies for inner in ast.walk(node) if inner is not node)
+    }
+
+
+def _is_foreign(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and bool(FOREIGN_FILE.search(node.value))
+    return bool(FOREIGN.intersection(named(node)))
+
+
+def _is_builder(call: ast.Call) -> bool:
+    holder = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if last(call.func) == "compile" and holder is not None and last(holder) in COMPILERS:
+        return True
+    return last(call.func) in BUILDERS and (holder is None or last(holder) not in READERS)
+
+
+def _chain(value: ast.AST, loading: _Loading) -> tuple[list[str], bool]:
+    """The names that a value is taken from, by attribute or index; and whether it is native whatever they are."""
+    holders: list[str] = []
+    while True:
+        match value:
+            case ast.Attribute(value=holder, attr=name):
+                holders.append(name)
+                value = holder
+            case ast.Subscript(value=holder):
+                value = holder
+            case ast.Call(args=[first, *_]) if last(value.func) == "getattr":
+                value = first
+            case ast.Call():
+                return holders, _is_builder(value) or loading.is_own(value)
+            case _:
+                return [*holders, *([value.id] if isinstance(value, ast.Name) else [])], False
+
+
+def _spread(start: Iterable[str], leads: dict[str, list[list[str]]]) -> set[str]:
+    """All names that follow from the first ones; each is followed once."""
+    found = set(start)
+    todo = list(found)
+    while todo:
+        for targets in leads.pop(todo.pop(), ()):
+            new = set(targets) - found
+            found |= new
+            todo += new
+    return found
+
+
+def assignment(node: ast.AST) -> Assignment | None:
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            return [name for target in targets for name in _targets(target)], value
+        case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
+            return list(_targets(target)), value
+    return None
+
+
+def _targets(target: ast.expr) -> Iterator[str]:
+    for node in ast.walk(target):
+        if isinstance(getattr(node, "ctx", None), ast.Store) and last(node):
+            yield last(node)
+
+
+def named(node: ast.AST) -> tuple[str, ...]:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return (name,)
+        case ast.Constant(value=str() as text) if text.isidentifier():  # getattr(self, "name")
+            return (text,)
+    return ()
+
+
+def names(expression: ast.AST) -> set[str]:
+    return {name for node in ast.walk(expression) for name in named(node)}
+
+
+def last(expression: ast.AST) -> str:
+    """The last part of a dotted name; empty for what is none."""
+    return expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")
+
 
 REGISTRY = "ops"
 """`torch.ops`, where a library that was built registers its operators."""

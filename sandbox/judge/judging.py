@@ -9,8 +9,13 @@ from pydantic import ValidationError
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.authenticity import scan
-from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
-from kernelwright.sandbox.authenticity.native import needed_symbols
+from kernelwright.sandbox.authenticity.evidence import (
+    Observed,
+    judge_authenticity,
+    needed_symbols,
+    read_authenticity,
+    refusal,
+)
 from kernelwright.sandbox.authenticity.scan import (
     GivenProblem,
     GivenSource,

@@ -1,5 +1,6 @@
 import pytest
 
+from kernelwright.sandbox.authenticity import library_calls
 from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
 from kernelwright.sandbox.authenticity.library_calls import MOST_NODES, Unreadable, reach
 from tests.sandbox.authenticity.test_authenticity import asked
@@ -23,11 +24,9 @@ def test_a_native_name_is_followed_through_thousands_of_assignments_once_each():
             lookups.append(key)
             return super().pop(key, default)
 
-    from kernelwright.sandbox.authenticity import native
-
     assert len(reach(text).own) == links + 1
     leads = Counted({f"v{i + 1}": [[f"v{i}"]] for i in range(links)})
-    assert len(native._spread([f"v{links}"], leads)) == links + 1
+    assert len(library_calls._spread([f"v{links}"], leads)) == links + 1
     assert len(lookups) == links + 1
 
 

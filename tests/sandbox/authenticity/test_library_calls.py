@@ -7,7 +7,7 @@ import pytest
 
 from kernelwright.agent.replies import Extraction, extract
 from kernelwright.problems import loading
-from kernelwright.sandbox.authenticity.evidence import Observed, read_authenticity, refusal
+from kernelwright.sandbox.authenticity.evidence import Observed, needed_symbols, read_authenticity, refusal, undefined
 from kernelwright.sandbox.authenticity.library_calls import (
     cpp_operators,
     library_calls,
@@ -15,7 +15,6 @@ from kernelwright.sandbox.authenticity.library_calls import (
     vendor_symbols,
     vendor_words,
 )
-from kernelwright.sandbox.authenticity.native import needed_symbols, undefined
 from tests.sandbox.authenticity.test_authenticity import asked
 
 RECORDED = sorted(loading.CATALOG.glob("*/recorded/*/*.md"))
