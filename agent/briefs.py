@@ -4,6 +4,7 @@ Further facts of a prompt: the hardware's sheet, PyTorch's times, the roofline.
 """
 
 import os
+import re
 import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,7 +20,7 @@ from kernelwright.agent.log.records import Ask, Attempt, doubt_of
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import View
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.agent.steering import lessons
+from kernelwright.agent.steering import lessons, times_the_floor
 from kernelwright.agent.strategies import lineage
 from kernelwright.problems import Problem
 from kernelwright.problems.languages import TARGETS
@@ -63,6 +64,12 @@ def sheet_in(section: str, target: prompts.Target) -> prompts.DeviceSheet:
     return prompts.DeviceSheet(
         name=name, kind=TARGETS[target].device, facts=tuple(fact.removeprefix("- ") for fact in facts if fact)
     )
+
+
+def versions_here() -> prompts.TargetVersions:
+    """Read the versions of this machine, under which the answers of a run are judged."""
+    numbers = {name: re.match(r"\d+\.\d+", versions()[name]) for name in ("python", "torch")}
+    return prompts.TargetVersions(**{name: number[0] for name, number in numbers.items() if number})
 
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -112,8 +119,9 @@ def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folde
 
 def _as_measured(found: Measurement) -> Baselines:
     times = _times(found.baselines_ms, is_shipped=found.against(AS_SHIPPED) is found.against(EAGER))
-    if found.timing_clock == "call" and found.protocol_ms:
-        times += (f"a call that does nothing: {statistics.median(found.protocol_ms):#.3g} ms, part of all of these",)
+    empty_ms = statistics.median(found.protocol_ms) if found.timing_clock == "call" and found.protocol_ms else None
+    if empty_ms is not None and empty_ms < min(found.baselines_ms.values()):
+        times += (f"a call that does nothing: {empty_ms:#.3g} ms, part of all of these",)
     return Baselines(times=times, roofline=_floor(found.floor))
 
 
@@ -138,7 +146,11 @@ def _floor(floor: Floor | None) -> tuple[str, ...]:
         facts.append(f"a plain copy that moves as many bytes: {floor.copy_ms:#.3g} ms ({rate}B/s)")
     if work.flops:
         counts = " and ".join(f"{_amount(count)}FLOP in {dtype}" for dtype, count in work.flops.items())
-        facts.append(f"{counts} the reference's way: {floor.direct_ms:#.3g} ms at the device's highest rate")
+        rate = f"{_amount(1e3 * max(work.flops.values()) / floor.direct_ms)}FLOP/s" if floor.direct_ms else "its rate"
+        how = "the fastest units whose results keep the precision"
+        if "float32" in work.flops:
+            how += " (for float32 also tensor cores, with split operands)"
+        facts.append(f"{counts} the reference's way: {floor.direct_ms:#.3g} ms at {rate}, {how}")
     return tuple(facts)
 
 
@@ -149,6 +161,7 @@ def _amount(count: float) -> str:
     return f"{count:.3g} "
 
 
+SPARED = 0.9  # a best time below this share of the roofline leaves out work: the roofline then says nothing
 ALIKE, FEWEST_LINES = 0.6, 3
 """Two changes are alike if they share this part of the lines that either adds; smaller changes are not compared."""
 SHOWN_BROKEN = frozenset({"syntax_error", "no_entry_point"})
@@ -162,7 +175,7 @@ class BriefMaker:
     device: prompts.DeviceSheet
     versions: prompts.TargetVersions
     texts: RunLog  # the source of texts that the record names by digest
-    history_tokens: int = 2000
+    history_tokens: int = 700
 
     def __call__(self, problem: Problem, view: View, ask: Ask) -> prompts.Brief:
         parent = None if ask.parent is None else view.attempt(ask.parent)
@@ -181,6 +194,7 @@ class BriefMaker:
             history=history,
             left_out=len(rows) - len(history),
             lessons=lessons(view),
+            room=times_the_floor(view, SPARED),
         )
 
     def _parent(self, attempt: Attempt) -> prompts.Parent:

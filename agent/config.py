@@ -59,7 +59,7 @@ class SearchConfig(Record):
     lockstep: bool = False  # decide only when nothing is running: slower, and independent of the order of the answers
     problems_at_once: int = Field(default=1, ge=1)
     without: tuple[str, ...] = ()  # sections that prompts leave out
-    history_tokens: int = Field(default=2000, ge=0)
+    history_tokens: int = Field(default=700, ge=0)
     """The table of earlier attempts is cut to about this, the least telling rows first."""
     measure: bool = True  # judge the reference once before the first ask, so that prompts state PyTorch's times
     prices: str | None = None  # path of a price table; None for the one that ships

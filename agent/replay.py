@@ -1,7 +1,8 @@
 """Replay of a recorded run without network and judge: every decision is made again and must come out the same.
 
-Inputs are taken from the record: replies, verdicts, quick times, failures. The rest is derived again: decisions,
-prompts, candidates, duplicates, the best. So a replay proves that the record is complete.
+Inputs are taken from the record: replies, verdicts, quick times, failures, and the prompts of runs in an older format.
+The rest is derived again: decisions, prompts, candidates, duplicates, the best. So a replay proves that the record is
+complete.
 """
 
 from collections import defaultdict, deque
@@ -127,6 +128,7 @@ class _Player:
         if not queue:
             return body, []
         opened = queue.popleft()
-        if is_old and opened.asked.prompt.digest == body.prompt.digest:
-            return opened.asked.model_copy(update={"prompt": body.prompt}), texts
+        if is_old:  # its prompts were rendered from other templates
+            rendered = {name: getattr(body, name) for name in ("prompt", "request_digest", "sample")}
+            return opened.asked.model_copy(update=rendered), texts
         return opened.asked, list(opened.texts)

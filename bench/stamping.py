@@ -1,17 +1,19 @@
 """Write into the recorded sessions that ship which prompts their answers were written to.
 
     python -m bench.stamping runs/TIME
-    python -m bench.stamping --drafts cuda H200 [bfloat16]
+    python -m bench.stamping --rendered cuda H200 [bfloat16]
+    python -m bench.stamping --rendered cpp
 
 For maintainers, after a session was written, or the prompts changed and the answers were checked against them. The
 first form takes the prompts of a run that played the sessions back. The second needs neither a run nor the device that
-it names: it is for sessions of one first draft, whose prompt holds nothing measured.
+it names: it renders the prompts, and leaves the digests of those that hold measured values as they are.
 """
 
 import re
 import sys
 from pathlib import Path
 
+from kernelwright.agent.log.records import PromptOutline
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.providers.recorded import (
@@ -21,6 +23,7 @@ from kernelwright.agent.providers.recorded import (
     session_folder,
     sessions_folder,
 )
+from kernelwright.agent.replies import Extraction, extract
 from kernelwright.evals.runs import PromptChoice, RunConfig, Running, show_prompt
 from kernelwright.problems import catalog_names
 
@@ -39,17 +42,27 @@ def stamp(folder: Path) -> list[Path]:
     return written
 
 
-def stamp_drafts(target: str, device: str, dtype: str | None = None) -> list[Path]:
-    """Stamp each session of the target that is one first draft with the prompt as it is rendered now."""
+def stamp_sessions(target: str, device: str | None = None, dtype: str | None = None) -> list[Path]:
+    """Stamp each session of the target with its prompts as they are rendered now.
+
+    Only the prompt of a first draft holds nothing measured. Of a later one the stable digest alone is written.
+    """
     written = []
     for problem in catalog_names():
         if target not in recorded_targets(problem, dtype=dtype):
             continue
-        entries = read_session(problem, target, dtype=dtype).entries
-        if len(entries) == 1:
-            choice = PromptChoice(problem=problem, role="propose", target=target, device=device, dtype=dtype)
-            path = session_folder(problem, target, dtype=dtype) / SESSION_FILE
-            written.append(_stamped(path, {entries[0].file: show_prompt(choice)}))
+        folder, prompts, sources = session_folder(problem, target, dtype=dtype), {}, [""]
+        for entry in read_session(problem, target, dtype=dtype).entries:
+            found = extract((folder / entry.file).read_text(encoding="utf-8"))
+            sources.append(found.source if isinstance(found, Extraction) else "")
+            asked = {"problem": problem, "role": entry.role, "target": target, "device": device, "dtype": dtype}
+            parent = {} if entry.parent is None else {"parent": sources[entry.parent], "evidence": "measured"}
+            prompt = show_prompt(PromptChoice(**asked, **parent))
+            outline = PromptOutline.of(prompt)
+            if entry.parent is not None:
+                outline = outline.model_copy(update={"digest": entry.prompt_digest})
+            prompts[entry.file] = outline
+        written.append(_stamped(folder / SESSION_FILE, prompts))
     return written
 
 
@@ -72,6 +85,6 @@ def _stamped(path: Path, prompts: dict) -> Path:
 
 
 if __name__ == "__main__":
-    drafts = sys.argv[1] == "--drafts"
-    for session in stamp_drafts(*sys.argv[2:5]) if drafts else stamp(Path(sys.argv[1])):
+    rendered = sys.argv[1] == "--rendered"
+    for session in stamp_sessions(*sys.argv[2:5]) if rendered else stamp(Path(sys.argv[1])):
         print(session)

@@ -10,7 +10,7 @@ from typing import Self
 
 from pydantic import Field, ValidationError
 
-from kernelwright.agent.briefs import BriefMaker, remembered, sheet_for
+from kernelwright.agent.briefs import BriefMaker, remembered, sheet_for, versions_here
 from kernelwright.agent.config import AnyProvider, ProviderOptions, RecordedOptions, SearchConfig, read_provider
 from kernelwright.agent.engine import Evaluator, Parts
 from kernelwright.agent.log.best import write_best
@@ -151,6 +151,8 @@ class Running:
         executor = settled(plan.executor, plan.judging)
         theirs = executor.kind if executor.server and executor.kind and device_sheet(executor.kind) else None
         plan = plan.model_copy(update={"executor": executor, "device": plan.device or theirs})
+        if plan.provider.kind not in ("recorded", "simulated") and executor.server is None:
+            plan = plan.model_copy(update={"versions": versions_here()})
         sheet = sheet_for(plan.search.target, plan.device, plan.judging.ordinal)
         setting = Setting(
             config=plan.model_dump(mode="json"),

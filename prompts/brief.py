@@ -87,6 +87,7 @@ class Brief(Record):
     history: tuple[PastAttempt, ...] = ()
     left_out: int = 0  # attempts that the history leaves out for want of room
     lessons: tuple[str, ...] = ()  # conclusions of a reflection on earlier attempts
+    room: float | None = None  # the best time over the roofline; None where one is unknown
 
     @property
     def best_ms(self) -> float | None:

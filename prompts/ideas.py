@@ -20,7 +20,8 @@ from kernelwright.problems import Problem
 from kernelwright.problems.languages import TARGETS, Target
 from kernelwright.problems.problem import PrecisionPolicy, Record
 from kernelwright.problems.source import parse_module
-from kernelwright.prompts.brief import Brief, estimated_tokens
+from kernelwright.prompts.brief import Brief
+from kernelwright.prompts.devices import DeviceSheet
 
 DATA, SNIPPETS = Path(__file__).parent / "data", Path(__file__).parent / "snippets"
 Bound = Literal["memory", "compute"]
@@ -165,13 +166,19 @@ def snippet_texts() -> dict[str, str]:
     return found
 
 
-def snippets_for(brief: Brief, tokens: int) -> tuple[str, ...]:
-    """Choose the snippets for this step, as many from the first on as fit into about `tokens`; return their texts.
+def capability_of(device: DeviceSheet) -> float | None:
+    """Read the compute capability of a GPU; None where the sheet does not name it."""
+    found = re.search(r"compute capability (\d+\.\d)", " ".join(device.facts))
+    return float(found[1]) if found else None
+
+
+def snippets_for(brief: Brief, room: int) -> tuple[str, ...]:
+    """Choose the snippets for this step, as many from the first on as fit into `room` bytes; return their texts.
 
     A repair gets those that its source already uses, whatever the problem.
     """
-    found = re.search(r"compute capability (\d+\.\d)", " ".join(brief.device.facts))
-    if not TARGETS[brief.target].shows_snippets or found is None:
+    capability = capability_of(brief.device)
+    if not TARGETS[brief.target].shows_snippets or capability is None:
         return ()
     traits, source = traits_of(brief.problem, brief.target), None
     if brief.role == "repair" and brief.parent is not None:
@@ -180,13 +187,13 @@ def snippets_for(brief: Brief, tokens: int) -> tuple[str, ...]:
     cuda = brief.versions.cuda
     for one in snippets():
         is_old = cuda is not None and int(cuda.split(".")[0]) < FIRST_CUDA.get(one.since, 0)
-        has_it = float(one.since) <= float(found[1]) <= float(one.until or found[1])
+        has_it = float(one.since) <= capability <= float(one.until or capability)
         is_used = source is None or one.mark in source
         fits = one.precision in {None, brief.problem.precision} and _holds(one.when, traits)
         if has_it and not is_old and is_used and fits:
             text = snippet_texts()[one.name]
-            tokens -= estimated_tokens(text + "\n\n")
-            if tokens < 0:
+            room -= len(text.encode()) + 2
+            if room < 0:
                 break
             chosen.append(text)
-    return tuple(chosen)
+    return tuple(chosen) if len(chosen) > 1 else ()  # a helper alone serves nothing

@@ -9,8 +9,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from kernelwright.problems import INPUT_DISTRIBUTIONS
 from kernelwright.problems.languages import TARGETS
-from kernelwright.prompts.brief import Brief, Prompt, PromptError, Role, Section, estimated_tokens
-from kernelwright.prompts.ideas import narrow_of, snippet_texts, snippets_for, traits_of
+from kernelwright.prompts.brief import Brief, Prompt, PromptError, Role, Section
+from kernelwright.prompts.ideas import capability_of, narrow_of, snippet_texts, snippets_for, traits_of
 from kernelwright.prompts.modes import mode_of
 
 TEMPLATES, EXAMPLES = Path(__file__).parent / "templates", Path(__file__).parent / "examples"
@@ -19,8 +19,11 @@ EVERY_ROLE: frozenset[Role] = frozenset({*CODE_ROLES, "plan", "critique", "refle
 WITH_A_PARENT: frozenset[Role] = frozenset({"repair", "improve", "plan", "critique"})
 WANTED = 3  # ideas or rules that are requested at once
 CONTINUATION_LINES = 40
-MOST_TOKENS = 8_900  # limit of a complete prompt; the other sections leave the rest for snippets
-HEAD_TOKENS = 80  # of the section of snippets without these
+FIRST_BYTES, LATER_BYTES = 20_000, 12_000
+"""Limits of a first prompt, and of one that starts from an attempt, next to its source. Snippets fill what is left."""
+STABLE_BYTES = 9_000  # of the stable sections of a prompt that starts from an attempt; a longer one has no crib
+FIRST_CLUSTERS = 9.0  # the compute capability from which on blocks form clusters
+HEAD_BYTES = 180  # of the section of snippets without these
 
 
 class Slot(NamedTuple):
@@ -39,15 +42,15 @@ INSTRUCTIONS = Slot(name="instructions", roles=CODE_ROLES)
 SLOTS = (
     Slot(name="role", stable=True),
     Slot(name="contract", stable=True),
-    Slot(name="crib", stable=True),
-    Slot(name="example", stable=True),
     Slot(name="reference", stable=True),
     Slot(name="answer_format", stable=True),
+    Slot(name="crib", stable=True, roles=CODE_ROLES),
+    Slot(name="example", stable=True, roles=frozenset({"propose"})),
     Slot(name="hardware"),
-    Slot(name="times"),
-    Slot(name="floor"),
-    INSTRUCTIONS,
     # Advice on speed distracts a repair from the cause of the failure.
+    Slot(name="times", roles=EVERY_ROLE - {"repair"}),
+    Slot(name="floor", roles=EVERY_ROLE - {"repair"}),
+    INSTRUCTIONS,
     Slot(name="tuning", roles=frozenset({"propose", "improve"})),
     Slot(name="history"),
     Slot(name="parent", roles=WITH_A_PARENT),
@@ -68,20 +71,22 @@ def render(brief: Brief, *, without: frozenset[str] = frozenset(), templates: Pa
     if fault := _fault(brief, without):
         raise PromptError(fault)
     environment, language = _environment(templates), TARGETS[brief.target]
+    traits = traits_of(brief.problem, brief.target)
     stable: dict[str, Any] = {
         "problem": brief.problem,
         "target": brief.target,
         "language": language,
         "versions": brief.versions,
         "example": _example(brief),
+        "has": lambda *operators: not traits.operators or bool(set(operators) & set(traits.operators)),
         "input_distributions": {name: one for name, one in INPUT_DISTRIBUTIONS.items() if one.words},
         "mode": mode_of(brief.problem.source),
         "narrow": narrow_of(brief.problem),
     }
-    given = ("role", "device", "baselines", "parent", "history", "left_out", "lessons", "best_ms")
+    given = ("role", "device", "baselines", "parent", "history", "left_out", "lessons", "best_ms", "room")
     step = stable | {name: getattr(brief, name) for name in given}
-    step |= {"directive": brief.directive.strip(), "wanted": WANTED, "parts": ()}
-    step["bound"] = traits_of(brief.problem, brief.target).bound
+    step |= {"directive": brief.directive.strip(), "wanted": WANTED, "parts": (), "bound": traits.bound}
+    step |= {"longest": LONGEST_EVIDENCE, "has_clusters": (capability_of(brief.device) or 0) >= FIRST_CLUSTERS}
 
     def text(slot: Slot) -> str:
         names = [f"{slot.name}/{brief.role}.md.j2", f"{slot.name}.md.j2", f"languages/{brief.target}.md.j2"]
@@ -94,9 +99,24 @@ def render(brief: Brief, *, without: frozenset[str] = frozenset(), templates: Pa
     hidden = without | ({"parent", "evidence"} if brief.parent is None else set())
     slots = [slot for slot in SLOTS if brief.role in slot.roles and slot.name not in hidden]
     texts = {slot: text(slot) for slot in slots}
+
+    def size(*names: str) -> int:
+        """Count the bytes of all sections, or of those that have one of these names."""
+        return sum(len(text.encode()) + 2 for slot, text in texts.items() if not names or slot.name in names)
+
+    limit = FIRST_BYTES if brief.parent is None else LATER_BYTES + len(brief.parent.source.encode())
+    is_long = size("role", "contract", "reference", "answer_format", "crib") > STABLE_BYTES
+    if brief.parent is not None and is_long:
+        texts = {slot: text for slot, text in texts.items() if slot.name != "crib"}
+    for name in ("tuning", "evidence", "times", "history"):
+        over = size() - limit
+        if over > 0 and name == "evidence" and brief.parent is not None:
+            step["longest"] = max(LEAST_EVIDENCE, min(LONGEST_EVIDENCE, len(brief.parent.evidence)) - over)
+            texts |= {slot: text(slot) for slot in texts if slot.name == name}
+        elif over > 0:
+            texts = {slot: text for slot, text in texts.items() if slot.name != name}
     if INSTRUCTIONS in texts:  # empty so far: the others say how much room there is
-        room = MOST_TOKENS - HEAD_TOKENS - sum(estimated_tokens(text) for text in texts.values())
-        step["parts"] = snippets_for(brief, room)
+        step["parts"] = snippets_for(brief, limit - HEAD_BYTES - size())
         texts[INSTRUCTIONS] = text(INSTRUCTIONS)
     sections = (Section(name=slot.name, text=text, stable=slot.stable) for slot, text in texts.items() if text)
     return Prompt(role=brief.role, target=brief.target, sections=tuple(sections))
@@ -155,7 +175,10 @@ def _environment(templates: Path | None) -> Environment:
     return environment
 
 
-LONGEST_EVIDENCE = 6000  # characters: the deciding fact is at the head, the last words of a tool at the end
+LONGEST_EVIDENCE, LEAST_EVIDENCE = (
+    6000,
+    1500,
+)  # characters: the deciding fact is at the head, the last words of a tool at the end
 
 
 def fenced(text: str, language: str = "") -> str:

@@ -187,8 +187,8 @@ def timing_lines(measured: Measurement, look: Look | None) -> str:
             f"least time that the bytes and operations of the problem allow: {floor:#.3g} ms, "
             f"{floor / measured.candidate_ms:.0%} of the candidate's"
         )
-    if measured.protocol_ms and measured.timing_clock == "call":
-        empty = statistics.median(measured.protocol_ms)
+    empty = statistics.median(measured.protocol_ms) if measured.protocol_ms else math.inf
+    if measured.timing_clock == "call" and empty < measured.candidate_ms:
         lines.append(f"a call that does nothing: {empty:#.3g} ms, part of all times above")
     if look is not None:
         lines.extend(look.lines(widest=4))

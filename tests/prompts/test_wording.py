@@ -8,7 +8,7 @@ from kernelwright.problems.input_distributions import DECADES, LOWERED, OUTLIER,
 from kernelwright.prompts import TargetVersions, device_sheet, render
 from kernelwright.prompts.rendering import fenced, trimmed
 from kernelwright.sandbox.correctness.families import RELATIVE, SHIFT
-from tests.support.briefs import FAILED, HISTORY, OLD_VERSIONS, PASSED, PROBLEM, brief
+from tests.support.briefs import BATCH_NORM, FAILED, HISTORY, OLD_VERSIONS, PASSED, PROBLEM, brief
 
 
 def text_of(name, asked):
@@ -117,13 +117,34 @@ def test_long_log_loses_its_middle():
     assert ["line 0\n" in evidence, "line 1000\n" in evidence, "line 1999\n" in evidence] == [True, False, True]
 
 
-def test_improve_gives_the_measured_time_and_aims_below_the_best_time_of_all_attempts_that_passed():
+def test_improve_gives_the_measured_time_and_the_best_time_of_all_attempts_that_passed():
     assert "0.0814 ms, 1.50x the" in text_of("evidence", brief("improve"))
     faster = HISTORY[-1].model_copy(update={"number": 4, "candidate_ms": 0.05})
     directive = text_of("directive", brief("improve", history=(*HISTORY, faster)))
-    assert "Aim below 0.0450 ms" in directive and "takes 0.0500 ms" in directive
+    assert "takes 0.0500 ms" in directive
     broken = HISTORY[0].model_copy(update={"candidate_ms": 0.001})
     assert "best so far takes 0.0814" in text_of("directive", brief("improve", history=(broken,)))
+
+
+@pytest.mark.parametrize(
+    ("room", "words"),
+    [(None, "design included"), (1.1, "one small change"), (2.0, "what works"), (5.0, "another design")],
+)
+def test_the_step_that_is_asked_for_is_as_large_as_the_room(room, words):
+    directive = text_of("directive", brief("improve", room=room))
+    assert words in directive and ("roofline" in directive) == (room is not None)
+
+
+def test_batch_statistics_come_from_deviations():
+    assert "deviations from the mean" in text_of("contract", brief(problem=BATCH_NORM))
+    assert "deviations from the mean" not in text_of("contract", brief())
+
+
+@pytest.mark.parametrize("target", ["cpp", "cuda", "triton"])
+def test_transposed_convolutions_are_explained_where_there_are_some(target):
+    some = problem(source=PROBLEM.source.replace("torch.relu(x) ** 2", "torch.conv_transpose2d(x, x)"))
+    assert "ransposed convolution" in render(brief(target=target, problem=some)).text
+    assert "ransposed convolution" not in render(brief(target=target)).text
 
 
 def test_parent_without_a_source_shows_no_source_section():

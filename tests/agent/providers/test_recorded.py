@@ -117,8 +117,10 @@ def test_an_answer_to_another_parent_serves_where_none_follows(log, catalog):
 
 def test_the_note_says_how_like_the_recorded_prompt_is_to_this_one(log, catalog, tmp_path):
     with new_log(tmp_path / "first") as first:
-        prompt = searched(first, config=CONFIG.model_copy(update={"attempts": 1})).attempts[0].prompt
-    write(catalog, STORY.format(first=prompt.digest, stable=prompt.stable_digest))
+        draft, repair = (
+            one.prompt for one in searched(first, config=CONFIG.model_copy(update={"attempts": 2})).attempts
+        )
+    write(catalog, STORY.format(first=draft.digest, stable=repair.stable_digest))
     view = searched(log, provider=RecordedProvider(log, catalog), config=CONFIG)
     files, likeness, authors = zip(*(attempt.reply.note.split("; ") for attempt in view.attempts[:3]), strict=True)
     assert [file.rpartition(" ")[2] for file in files] == ["01-propose.md", "02-repair.md", "03-improve.md"]
