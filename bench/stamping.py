@@ -13,6 +13,7 @@ import re
 import sys
 from pathlib import Path
 
+from kernelwright.agent.briefs import sheet_for
 from kernelwright.agent.log.records import PromptOutline
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
@@ -24,8 +25,9 @@ from kernelwright.agent.providers.recorded import (
     sessions_folder,
 )
 from kernelwright.agent.replies import Extraction, extract
-from kernelwright.evals.runs import PromptChoice, RunConfig, Running, show_prompt
-from kernelwright.problems import catalog_names
+from kernelwright.evals.runs import RunConfig, Running, default_size
+from kernelwright.problems import catalog_names, load_problem
+from kernelwright.prompts import Brief, Parent, render
 
 
 def stamp(folder: Path) -> list[Path]:
@@ -55,9 +57,13 @@ def stamp_sessions(target: str, device: str | None = None, dtype: str | None = N
         for entry in read_session(problem, target, dtype=dtype).entries:
             found = extract((folder / entry.file).read_text(encoding="utf-8"))
             sources.append(found.source if isinstance(found, Extraction) else "")
-            asked = {"problem": problem, "role": entry.role, "target": target, "device": device, "dtype": dtype}
-            parent = {} if entry.parent is None else {"parent": sources[entry.parent], "evidence": "measured"}
-            prompt = show_prompt(PromptChoice(**asked, **parent))
+            parent = None
+            if entry.parent is not None:
+                outcome = "failed at check" if entry.role == "repair" else "passed"
+                parent = Parent(number=1, source=sources[entry.parent], outcome=outcome, evidence="measured")
+            asked = load_problem(problem, default_size(problem, target), dtype)
+            sheet = sheet_for(target, device)
+            prompt = render(Brief(problem=asked, target=target, role=entry.role, device=sheet, parent=parent))
             outline = PromptOutline.of(prompt)
             if entry.parent is not None:
                 outline = outline.model_copy(update={"digest": entry.prompt_digest})
