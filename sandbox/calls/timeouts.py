@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from kernelwright.sandbox.jail.bubblewrap import needed_paths
-from kernelwright.sandbox.jail.process import ChildLate
+from kernelwright.sandbox.jail.process import ChildLate, stat_fields
 from kernelwright.sandbox.verdict.settings import Settings
 
 LOOK_S = 0.25
@@ -191,10 +191,10 @@ class Compilers:
         passed, self._looked = now - self._looked, now
         used, found = {}, False
         for pid in pids:
-            if is_compiler(pid) and (fields := _stat(pid)):
+            if is_compiler(pid) and (fields := stat_fields(pid)):
                 used[pid] = (int(fields[11]) + int(fields[12])) / TICKS
                 since = used[pid] - self._used_s.get(pid, 0.0)
-                found = found or fields[0] in ("R", "D") or since >= LEAST_SHARE * passed > 0
+                found = found or fields[0] in (b"R", b"D") or since >= LEAST_SHARE * passed > 0
         self._used_s = used
         return found
 
@@ -214,11 +214,4 @@ def is_compiler(pid: int) -> bool:
 
 def _computed_s(pids: list[int]) -> float:
     """Return the processor time of these processes and of their collected children."""
-    return sum(sum(map(int, _stat(pid)[11:15])) for pid in pids) / TICKS
-
-
-def _stat(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
-    except OSError:
-        return []
+    return sum(sum(map(int, stat_fields(pid)[11:15])) for pid in pids) / TICKS

@@ -12,7 +12,6 @@ import subprocess
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from kernelwright.sandbox.jail.bubblewrap import namespaces
@@ -175,11 +174,17 @@ class Starter(NamedTuple):
     """A descriptor of the process."""
 
 
-def _parent(pid: int) -> int:
+def stat_fields(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat from the state on; none for an ended process."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    except (OSError, IndexError):
-        return 0
+        return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def _parent(pid: int) -> int:
+    fields = stat_fields(pid)
+    return int(fields[1]) if fields else 0
 
 
 # Detection of a stopped child. These calls must take microseconds.
