@@ -172,18 +172,18 @@ def require_tools(language: str) -> None:
 
 
 CHILD_SHARE = 0.75
-"""The share of memory that one child may take. It stops runaway processes; several are planned separately."""
+"""Share of memory that one child may take, against runaway processes; several children are planned separately."""
 CONTROL_GROUPS = (
     ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Version 2 and 1: where groups lie, a group's limit, what it uses, and the part of that that is given back at once."""
+"""Of versions 2 and 1: the folder, the files with limit and use, and the reclaimable part of the use in memory.stat."""
 ROOT = Path("/")
-"""The folder that holds the kernel's `proc` and `sys`."""
+"""The folder of the kernel's `proc` and `sys`."""
 
 
 def machine_bytes(root: Path = ROOT) -> int:
-    """Memory that this process may use at most: the machine's, or that of its control groups if they have less."""
+    """Return the memory of this machine, or the lowest limit of this process's control groups."""
     return min([_meminfo("MemTotal", root), *(limit for limit, _ in _groups(root))])
 
 
@@ -209,7 +209,7 @@ def _meminfo(name: str, root: Path) -> int:
 
 
 def _groups(root: Path) -> list[tuple[int, int]]:
-    """Limit and use of each control group around this process that has a limit."""
+    """Return limit and use of each control group of this process that has a limit."""
     found = []
     for place, limit, used, spare in CONTROL_GROUPS:
         for folder in _groups_around(root, root / place):
@@ -220,7 +220,7 @@ def _groups(root: Path) -> list[tuple[int, int]]:
 
 
 def _groups_around(root: Path, top: Path) -> list[Path]:
-    """The folders of this process's control group and of those around it, in the hierarchy that begins at `top`."""
+    """Return the folders of this process's control group and its parents in the hierarchy at `top`."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -229,7 +229,7 @@ def _groups_around(root: Path, top: Path) -> list[Path]:
     wanted = "memory" if top.name == "memory" else ""
     paths = [path for _, kinds, path in named if wanted in kinds.split(",")]
     inner = top / paths[0].lstrip("/") if paths else top
-    # In a container the path may be the host's, which is not there: then the root stands for the container's own group.
+    # In a container the path may be the host's, which does not exist: then the root is the container's own group.
     return [inner, *(folder for folder in inner.parents if folder.is_relative_to(top))]
 
 
