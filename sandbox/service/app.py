@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from html import escape
 from typing import Annotated, Any
 
@@ -97,40 +98,34 @@ class Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         queue, counts = self._queue, self._queue.counts
+        gauge, counter = partial(_family, GaugeMetricFamily), partial(_family, CounterMetricFamily)
         tallies = {name: group.tally for name, group in queue.groups.items()}
         busy = {
             f"{name} {device.name}": tallies[name].busy_s.get(device.name, 0.0)
             for name, group in queue.groups.items()
             for device in group.devices
         }
-        yield _gauge("service_info", "The judge that answers.", {str(JUDGE_VERSION): 1}, "judge_version")
-        yield _counter("jobs_accepted", "Jobs taken since the start.", {"": counts.accepted})
-        yield _counter("jobs", "Jobs that ended.", dict.fromkeys(OUTCOMES, 0) | counts.ended, "outcome")
-        yield _counter("refused", "Requests refused.", counts.refused + self._late, "reason")
-        yield _gauge("jobs_open", "Jobs that have not ended.", {"": queue.open_jobs})
-        yield _gauge("jobs_judging", "Of these, those that were taken up.", {"": queue.running})
-        yield _gauge("queue_limit", "How many may be open.", {"": queue.limit})
-        yield _counter("judging_seconds", "From taking a job up to its end.", {"": counts.judged_s})
+        yield gauge("service_info", "The judge that answers.", {str(JUDGE_VERSION): 1}, "judge_version")
+        yield counter("jobs_accepted", "Jobs taken since the start.", {"": counts.accepted})
+        yield counter("jobs", "Jobs that ended.", dict.fromkeys(OUTCOMES, 0) | counts.ended, "outcome")
+        yield counter("refused", "Requests refused.", counts.refused + self._late, "reason")
+        yield gauge("jobs_open", "Jobs that have not ended.", {"": queue.open_jobs})
+        yield gauge("jobs_judging", "Of these, those that were taken up.", {"": queue.running})
+        yield gauge("queue_limit", "How many may be open.", {"": queue.limit})
+        yield counter("judging_seconds", "From taking a job up to its end.", {"": counts.judged_s})
         for what in ("begun", "ended", "lost"):
             stages: Counter[str] = Counter(dict.fromkeys(STAGES, 0))
             for tally in tallies.values():
                 stages.update(getattr(tally, what))
-            yield _counter(f"stages_{what}", f"Stages {what}.", stages, "stage")
-        yield _counter("device_busy_seconds", "Time that a device was in use.", busy, "device")
-        yield _gauge("draining", "Whether it is about to end.", {"": int(queue.draining)})
+            yield counter(f"stages_{what}", f"Stages {what}.", stages, "stage")
+        yield counter("device_busy_seconds", "Time that a device was in use.", busy, "device")
+        yield gauge("draining", "Whether it is about to end.", {"": int(queue.draining)})
 
 
-def _gauge(name: str, words: str, values: dict[str, Any], label: str | None = None) -> Metric:
-    return _filled(GaugeMetricFamily(f"kernelwright_{name}", words, labels=[label] if label else []), values, label)
-
-
-def _counter(name: str, words: str, values: dict[str, Any], label: str | None = None) -> Metric:
-    return _filled(CounterMetricFamily(f"kernelwright_{name}", words, labels=[label] if label else []), values, label)
-
-
-def _filled(family: Any, values: dict[str, Any], label: str | None) -> Metric:
-    for name, value in values.items():
-        family.add_metric([name] if label else [], value)
+def _family(kind: Any, name: str, words: str, values: dict[str, Any], label: str | None = None) -> Metric:
+    family = kind(f"kernelwright_{name}", words, labels=[label] if label else [])
+    for value_name, value in values.items():
+        family.add_metric([value_name] if label else [], value)
     return family
 
 
