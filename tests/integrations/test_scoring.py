@@ -121,7 +121,8 @@ def test_a_program_with_a_loop_of_its_own_asks_in_it(scorer):
 def test_a_judge_that_was_ended_is_started_anew():
     with CompletionScorer(settings=SETTINGS, load=posed) as scorer:
         scorer.score(["scaled"], [WRONG])
-        os.kill(scorer._pool._worker.pid, signal.SIGKILL)
+        for pid in scorer._pool._dispatcher.executor.pids.values():
+            os.kill(pid, signal.SIGKILL)
         (found,) = scorer.score(["scaled"], [WRONG])
     assert found.report["stage"] == "check"
 
