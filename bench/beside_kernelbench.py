@@ -42,8 +42,6 @@ LEAST_RATIO = {SERVICE: 3.0, SHELL: 1.0}
 
 
 class Found(NamedTuple):
-    """One way's answer on one candidate."""
-
     correct: bool
     speedup: float | None
     seconds: float
@@ -56,20 +54,17 @@ class Files(NamedTuple):
     folder: Path
 
     def problem(self, case: ForeignCase) -> Path:
-        """Return the benchmark's own file."""
         level, _, number = case.problem.partition("/")
         root = self.tree / "KernelBench" if (self.tree / "KernelBench").is_dir() else self.tree
         return next((root / level).glob(f"{number}_*.py"))
 
     def candidate(self, case: ForeignCase) -> Path:
-        """Write the candidate's file."""
         path = self.folder / "candidates" / self.problem(case).stem / f"{case.name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(case.source, encoding="utf-8")
         return path
 
     def environment(self, way: str) -> dict[str, str]:
-        """With caches of this way's own."""
         own = self.folder / way.replace(" ", "_").replace(",", "")
         (own / "triton").mkdir(parents=True, exist_ok=True)
         return os.environ | {

@@ -70,8 +70,6 @@ MOST_S = {"right": 12.0, "binding": 8.0, "kernel": 8.0}
 
 
 class Built(NamedTuple):
-    """One build of ours."""
-
     seconds: float
     making_s: float
     """Seconds for which parts of the light header were made at the same time."""
@@ -81,7 +79,6 @@ class Built(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Shortcuts of the build, and its error."""
         return "; ".join((*self.ways, self.refused))
 
 
@@ -205,7 +202,6 @@ BINDS_ITSELF = 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run, "a
 
 
 def loop(body: str, before: str = "") -> str:
-    """Return a function over all elements."""
     return LOOP.format(body=body, before=before)
 
 
@@ -284,7 +280,6 @@ ROWS: list[tuple[str, str, str]] = [
 
 
 def answer(number: int) -> str:
-    """Return the candidate of a row."""
     flags, includes, code = ROWS[number]
     return ANSWER.format(
         number=number,

@@ -171,7 +171,6 @@ def facts(verdict: Verdict) -> dict[str, Any]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """Write one verdict for people."""
     name = f"  {row['problem']:36} {row['number']:2}"
     if row["outcome"] != "passed":
         return f"{name} {row['outcome']}: {row['reason'][:300]}"

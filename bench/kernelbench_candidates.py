@@ -136,8 +136,6 @@ REMEMBERS = """key = (x.data_ptr(), x._version)
 
 
 class ForeignCase(NamedTuple):
-    """One answer."""
-
     name: str
     problem: str
     backend: str

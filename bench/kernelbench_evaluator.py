@@ -48,8 +48,6 @@ def main(tree: str, problem: str, candidate: str, backend: str, builds: str, *on
 
 
 class Unused(ModuleType):
-    """Has every name, and nothing behind it."""
-
     def __getattr__(self, name: str) -> "Unused":
         if name.startswith("__"):
             raise AttributeError(name)

@@ -72,8 +72,6 @@ class Mutant(NamedTuple):
 
 
 class Definition(NamedTuple):
-    """A function's definition."""
-
     path: Path
     name: str
     node: Function
@@ -92,12 +90,10 @@ class Tree(NamedTuple):
 
     @property
     def records(self) -> Path:
-        """The mutants, one a line."""
         return self.root / "bench" / "records" / "mutants.json"
 
     @property
     def baseline(self) -> Path:
-        """By mutant, the best result so far."""
         return self.records.with_name("mutants-baseline.json")
 
     @property
@@ -106,7 +102,6 @@ class Tree(NamedTuple):
         return self.root / "build" / "mutants"
 
     def mutants(self) -> list[Mutant]:
-        """Read the records."""
         return [Mutant(**one) for one in json.loads(self.records.read_text(encoding="utf-8"))]
 
     def sources(self) -> list[Path]:
@@ -116,7 +111,6 @@ class Tree(NamedTuple):
         return sorted(path for path in paths if not texts & set(path.parents))
 
     def tests(self) -> list[Path]:
-        """Return the test files."""
         return sorted((self.root / "tests").rglob("test_*.py"))
 
 
@@ -271,19 +265,16 @@ class Nursery:
         return [json.loads(line) for line in self.results.read_text().splitlines()] if self.results.is_file() else []
 
     def forget(self, names: Iterable[str]) -> None:
-        """Let the next run try these again."""
         left = [one for one in self._noted() if one["id"] not in set(names)]
         self.results.write_text("".join(json.dumps(one) + "\n" for one in left))
 
     def note(self) -> str:
-        """Say how many tests were left out."""
         traces = json.loads(self.kept_traces.read_text()) if self.kept_traces.is_file() else {}
         left_out = [name for one in traces.values() if one["state"] == self.state for name in one["left_out"]]
         named = f", such as {left_out[0]}" if left_out else ""
         return f"  {len(left_out)} tests that fail without a mutant or take too long do not count{named}"
 
     def try_all(self, todo: Sequence[tuple[Mutant, Definition]]) -> int:
-        """Try each mutant and note its result."""
         os.chdir(self.tree.root)
         sys.path.insert(0, str(self.tree.root))
         with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -424,8 +415,6 @@ class Strict:
 
 
 class Live:
-    """Function objects of this process."""
-
     def __init__(self, definitions: Sequence[Definition], sources: Iterable[Path]) -> None:
         for path in {definition.path for definition in definitions}:
             _import_file(path)

@@ -75,7 +75,6 @@ def answered_by(one: Searched) -> str:
 
 
 def target(one: Searched) -> str:
-    """Return the language of the answers."""
     return str(one.header["config"]["search"]["target"])
 
 

@@ -125,11 +125,9 @@ class Target(NamedTuple):
 
     @property
     def device(self) -> str:
-        """As torch names it."""
         return "cuda" if self.language == "cuda" else "cpu"
 
     def source(self, number: int) -> str:
-        """Return the candidate with this number."""
         grain = 2048 * (1 + number // len(BODIES))
         return self.template.format(body=BODIES[number % len(BODIES)], grain=grain, number=number)
 

@@ -124,8 +124,6 @@ the dtype of the reference."""
 
 
 class Judged(NamedTuple):
-    """All judgings of one kernel."""
-
     first: Row
     ours: tuple[Row, ...]
     theirs: Row | None
@@ -159,7 +157,6 @@ def keep(words: Sequence[str]) -> Report:
 
 
 def page(rows: Iterable[Row]) -> str:
-    """Return the text of the page."""
     found = list(rows)
     parts = [INTRO, _circumstances(found)]
     for sizes, title in (("released", "At the sizes of the release"), ("present", "At KernelBench's present sizes")):

@@ -65,7 +65,6 @@ def problem_of(row: Kept, tree: Path) -> Problem:
 
 
 def said(row: Kept, done: Judgement) -> str:
-    """One line on what came of it."""
     first, second = row.facts.best, summarize(done.verdict)
     where = f"{row.address} in {row.dtype}"
     if not second.passed or first is None:

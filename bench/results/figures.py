@@ -42,7 +42,6 @@ class DtypeBoard(NamedTuple):
 
     @property
     def levels(self) -> list[str]:
-        """In their order."""
         return list(dict.fromkeys(level_of(kept) for kept in self.kept))
 
 
@@ -83,8 +82,6 @@ AT_THE_WALL = 0.97
 
 
 class LevelFigures(NamedTuple):
-    """One level, or all of a dtype."""
-
     problems: int
     right: int
     faster: float

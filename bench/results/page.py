@@ -304,7 +304,6 @@ def _how(kept: Kept, cell: LeaderboardCell, hazards: Mapping[str, Mapping[str, s
 
 
 def _above(found: Sequence[DtypeBoard], notes: dict[str, dict[str, str]]) -> str:
-    """Return a sentence for each large factor."""
     lines = []
     for one in found:
         for kept, cell in one.pairs:
@@ -316,7 +315,6 @@ def _above(found: Sequence[DtypeBoard], notes: dict[str, dict[str, str]]) -> str
 
 
 def _rounds(index: Index) -> str:
-    """Return the status of each round."""
     lines = [tuple(map(str, one)) for one in figures.rounds(index.rows)]
     return f"{ROUNDS}\n\n{markdown_table(('dtype', 'round', 'asked', 'answered', 'judged'), lines)}"
 

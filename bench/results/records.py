@@ -162,8 +162,6 @@ WHY = 160
 
 
 class Trial(Record):
-    """One attempt, flat."""
-
     number: int
     role: str
     idea: str
@@ -253,8 +251,6 @@ class Kept(Record):
 
 
 class Index(Record):
-    """The whole file."""
-
     format: int = 1
     runs: dict[str, dict[str, Any]]
     """By name, the header of the run (everything chosen, device, versions, commit) with `ended`."""
@@ -349,7 +345,6 @@ def _row(one: Searched, again: Sequence[Judgement]) -> Kept:
 
 
 def _best_measurement(one: Searched) -> Measurement | None:
-    """Return the measurement of the best kernel."""
     digest = one.facts.best.candidate_digest if one.facts.best else ""
     for attempt in (answered.attempt for answered in one.attempts):
         if attempt.candidate and attempt.candidate.digest == digest and isinstance(attempt.ruling, Passed):
