@@ -48,32 +48,31 @@ _NOISE = re.compile(
 _DEEP_PATH = re.compile(r"(?:/[^\s:/'\"]+){3,}/(?=[^\s:/'\"]+)")
 
 
+def _first_error(lines: list[str]) -> int | None:
+    errors = (i for i, line in enumerate(lines) if _ERROR.search(line) and "Error building extension" not in line)
+    return next(errors, None)
+
+
 def names_an_error(log: str) -> bool:
-    return any(_ERROR.search(line) and "Error building extension" not in line for line in _useful(log))
+    return _first_error(_useful(log)) is not None
 
 
 def build_reason(log: str) -> str:
     """Return the first error of a failed build on one line without its folder, or else the last line."""
     lines = _useful(log)
-    for line in lines:
-        if _ERROR.search(line) and "Error building extension" not in line:
-            return one_line(line)
-    return one_line(lines[-1]) if lines else "the build failed without a message"
+    first = _first_error(lines)
+    return one_line(lines[-1 if first is None else first]) if lines else "the build failed without a message"
 
 
 def trim_build_log(log: str) -> str:
     """Return the first error with the source lines after it, then further errors."""
     lines = _useful(log)
-    first = next((i for i, line in enumerate(lines) if _ERROR.search(line) and "Error building" not in line), None)
+    first = _first_error(lines)
     if first is None:
         return _cut("\n".join(lines))
-    around = lines[first : first + 1 + CONTEXT_LINES]
-    rest = [
-        line
-        for line in lines[first + 1 + CONTEXT_LINES :]
-        if _ERROR.search(line) or line.lstrip().startswith(("|", "^"))
-    ]
-    return _cut("\n".join(around + rest))
+    end = first + 1 + CONTEXT_LINES
+    rest = [line for line in lines[end:] if _ERROR.search(line) or line.lstrip().startswith(("|", "^"))]
+    return _cut("\n".join(lines[first:end] + rest))
 
 
 def trim_traceback(log: str) -> str:

@@ -222,15 +222,21 @@ def _groups(root: Path) -> list[tuple[int, int]]:
 def _groups_around(root: Path, top: Path) -> list[Path]:
     """Return the folders of this process's control group and its parents in the hierarchy at `top`."""
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        own = own_paths((root / "proc/self/cgroup").read_text())
     except OSError:
         return []
-    named = [line.split(":", 2) for line in lines]
-    wanted = "memory" if top.name == "memory" else ""
-    paths = [path for _, kinds, path in named if wanted in kinds.split(",")]
-    inner = top / paths[0].lstrip("/") if paths else top
+    inner = top / own.get("memory" if top.name == "memory" else "", "").lstrip("/")
     # In a container the path may be the host's, which does not exist: then the root is the container's own group.
     return [inner, *(folder for folder in inner.parents if folder.is_relative_to(top))]
+
+
+def own_paths(table: str) -> dict[str, str]:
+    """Parse /proc/self/cgroup into paths by controller; under version 2 the controller is empty."""
+    found: dict[str, str] = {}
+    for line in table.splitlines():
+        _, controllers, path = line.split(":", 2)
+        found |= dict.fromkeys(controllers.split(","), path)
+    return found
 
 
 def _memory_stat(folder: Path, name: str) -> int:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from kernelwright.sandbox.machine import own_paths
+
 ROOT = Path("/sys/fs/cgroup")
 LIMITS = ("memory.max", "memory.limit_in_bytes", "pids.max")
 """Limits of memory under version 2 and 1, and of processes under both."""
@@ -100,15 +102,6 @@ def _parents() -> tuple[Path, ...]:
     """Find where groups with memory and process limits can be made: one folder under version 2, two under version 1."""
     own = own_paths(Path("/proc/self/cgroup").read_text())
     return next((parents for parents in places(ROOT, own) if _is_usable(parents)), ())
-
-
-def own_paths(table: str) -> dict[str, str]:
-    """Parse /proc/self/cgroup into paths by controller; under version 2 the controller is empty."""
-    found: dict[str, str] = {}
-    for line in table.splitlines():
-        _, controllers, path = line.split(":", 2)
-        found |= dict.fromkeys(controllers.split(","), path)
-    return found
 
 
 def places(root: Path, own: dict[str, str]) -> Iterator[tuple[Path, ...]]:

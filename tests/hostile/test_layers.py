@@ -11,6 +11,7 @@ import pytest
 
 from kernelwright.sandbox.jail import bubblewrap, cgroups
 from kernelwright.sandbox.jail import layers as jail
+from kernelwright.sandbox.machine import own_paths
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import WorkFolder
@@ -144,14 +145,14 @@ def test_under_version_2_a_group_above_with_both_controllers_is_tried(tmp_path):
     own.mkdir(parents=True)
     for folder, text in ((tmp_path, CONTROLLERS), (own.parent, CONTROLLERS), (own.parent.parent, "cpu\n"), (own, "")):
         (folder / "cgroup.subtree_control").write_text(text)
-    table = cgroups.own_paths("0::/user.slice/app.slice/run.scope\n")
+    table = own_paths("0::/user.slice/app.slice/run.scope\n")
     assert list(cgroups.places(tmp_path, table)) == [(own.parent,), (tmp_path,)]
 
 
 def test_under_version_1_both_hierarchies_are_needed(tmp_path):
-    both = cgroups.own_paths("4:memory:/a\n8:pids:/b\n0::/\n")
+    both = own_paths("4:memory:/a\n8:pids:/b\n0::/\n")
     assert list(cgroups.places(tmp_path, both)) == [(tmp_path / "memory" / "a", tmp_path / "pids" / "b")]
-    assert list(cgroups.places(tmp_path, cgroups.own_paths("8:pids:/b\n"))) == []
+    assert list(cgroups.places(tmp_path, own_paths("8:pids:/b\n"))) == []
 
 
 @pytest.mark.skipif(not cgroups.available(), reason="no control group can be made here")
