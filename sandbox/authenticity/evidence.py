@@ -285,7 +285,7 @@ def _library(found: Reach, source: str) -> set[str]:
 MAGIC = b"\x7fELF\x02\x01"
 """Of 64 bits, little end first."""
 LARGEST_FILE = 32 * 2**20
-MOST_FILES, MOST_LIBRARIES, MOST_SYMBOLS, LONGEST_NAME = 2000, 32, 20_000, 1000
+MOST_FILES, MOST_LIBRARIES, MOST_SYMBOLS, LONGEST_SYMBOL = 2000, 32, 20_000, 1000
 DYNAMIC_SYMBOLS = 11
 """The type of the section that holds them."""
 _HEADER, _SECTION, _SYMBOL = struct.Struct("<16x24xQ10xHHH"), struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
@@ -333,5 +333,5 @@ def _undefined(data: bytes) -> set[str]:
         name, _, _, section, _, _ = _SYMBOL.unpack_from(data, offset + index * _SYMBOL.size)
         if section == 0 and name:
             start = names + name
-            found.add(data[start : start + LONGEST_NAME].partition(b"\0")[0].decode("ascii", "replace"))
+            found.add(data[start : start + LONGEST_SYMBOL].partition(b"\0")[0].decode("ascii", "replace"))
     return found
