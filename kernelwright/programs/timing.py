@@ -1,6 +1,7 @@
 """One process of a comparison: the user's own program is run once, its calls are timed on every side.
 
-`main ORDER OUT`: the order as JSON, and the file for the times.
+`main ORDER OUT`: the order as JSON, and the file for the times. The judge's `Timing` asks jailed processes, and a
+user's program runs in its own, so `Sides.samples` takes the samples. Order of the sides and statistics are the judge's.
 """
 
 import contextlib
