@@ -39,7 +39,8 @@ CORPORA = frozenset({"hostile", "honest", "gpu"})
 BACKENDS = frozenset({"cpu.py", "gpu.py"})
 """Where the device may be asked for; `gpu_*.py` is of a device alone."""
 BRANCH = re.compile(
-    r"""(?<!sandbox)\.gpu\b|\bis_cuda\b|(?:==|!=|\bin) \(?["'](?:cpu|cuda)["']|isinstance\([^)]*(?:Gpu|Session|Backend)"""
+    r"""(?<!sandbox)\.gpu\b|\bis_cuda\b"""  # not the import of a backend
+    r"""|(?:==|!=|\bin) \(?["'](?:cpu|cuda)["']|isinstance\([^)]*(?:Gpu|Session|Backend)"""
 )
 """A branch on the device, or on what stands for it."""
 
