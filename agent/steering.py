@@ -146,7 +146,7 @@ def near_floor(view: View, share: float) -> str | None:
     times, best = times_the_floor(view, share), view.best
     if times is None or best is None or best.candidate_ms is None or share * times > 1:
         return None
-    return f"the best takes {best.candidate_ms:.3g} ms, and the floor is {best.candidate_ms / times:.3g} ms"
+    return f"the best takes {best.candidate_ms:.3g} ms, and the roofline is {best.candidate_ms / times:.3g} ms"
 
 
 def known_sum(parts: Iterable[N | None], start: N = 0) -> N | None:

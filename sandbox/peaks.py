@@ -176,7 +176,7 @@ def _processor_measured(threads: int) -> Peaks:
 def _run(numbers: list[int]) -> dict[str, float]:
     path = compiler()
     if path is None:
-        raise MachineError("the floor needs a C++ compiler to measure this processor; install g++ or set CXX")
+        raise MachineError("the roofline needs a C++ compiler to measure this processor; install g++ or set CXX")
     with HeldFolder("peaks") as folder:
         binary = f"{folder}/measure"
         build = [path, "-O3", "-march=native", "-std=c++17", "-pthread", "-o", binary, str(PROGRAM)]

@@ -26,13 +26,13 @@ OWN = """
 
 
 def speedups(dtype_board: DtypeBoard) -> str:
-    """Return a row for each problem: every right answer, the best with its interval, and where the floor would be."""
+    """Return a row for each problem: every right answer, the best with its interval, and where the roofline is."""
     known = [trial.speedup for kept, _ in dtype_board.pairs for trial in kept.tries if trial.speedup is not None]
     floors = [place for _, cell in dtype_board.pairs if (place := _floor_place(cell)) is not None]
     axis = axis_for([*known, *floors])
     height = HEAD + ROW * len(dtype_board.kept) + FOOT
     reported = f"{dtype_board.dtype}: speedup over the fastest baseline, {len(dtype_board.kept)} problems"
-    legend = "open: right answers; filled: the best, with its interval; upright: the floor"
+    legend = "open: right answers; filled: the best, with its interval; upright: the roofline"
     parts = [
         svg_text(20, 26, reported, "head"),
         svg_text(20, 45, _circumstances(dtype_board, dtype_board.kept), "quiet"),

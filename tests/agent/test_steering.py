@@ -84,7 +84,7 @@ def test_the_time_between_two_processes_does_not_count(log):
 
 
 class Floored(ReadingEvaluator):
-    """Every right candidate takes 1 ms; the floor is what it is told."""
+    """Every right candidate takes 1 ms; the roofline is the one that it is given."""
 
     def __init__(self, floor_ms):
         super().__init__()
@@ -102,7 +102,7 @@ class Floored(ReadingEvaluator):
 @pytest.mark.parametrize("floor_ms", [0.95, 1.05])
 def test_near_the_floor_there_is_no_room(log, floor_ms):
     view = searched(log, evaluator=Floored(floor_ms))
-    assert "1 ms" in view.stopped and f"floor is {floor_ms} ms" in view.stopped and view.spent == 2
+    assert "1 ms" in view.stopped and f"roofline is {floor_ms} ms" in view.stopped and view.spent == 2
     assert account(PROBLEM, view, CONFIG).expected_gain < 0.1
 
 
