@@ -20,7 +20,7 @@ from kernelwright.agent.log.records import Ask, Attempt, doubt_of
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import View
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.agent.steering import lessons, times_the_floor
+from kernelwright.agent.steering import lessons, times_the_roofline
 from kernelwright.agent.strategies import lineage
 from kernelwright.problems import Problem
 from kernelwright.problems.languages import TARGETS
@@ -114,7 +114,7 @@ def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folde
     if peaks is not None:
         with suppress(ValidationError):
             floor = floor_of(NecessaryWork.model_validate(kept), peaks, problem.precision)
-    return Baselines(times=_times(times), roofline=_floor(floor))
+    return Baselines(times=_times(times), roofline=_roofline(floor))
 
 
 def _as_measured(found: Measurement) -> Baselines:
@@ -122,7 +122,7 @@ def _as_measured(found: Measurement) -> Baselines:
     empty_ms = statistics.median(found.protocol_ms) if found.timing_clock == "call" and found.protocol_ms else None
     if empty_ms is not None and empty_ms < min(found.baselines_ms.values()):
         times += (f"a call that does nothing: {empty_ms:#.3g} ms, part of all of these",)
-    return Baselines(times=times, roofline=_floor(found.floor))
+    return Baselines(times=times, roofline=_roofline(found.floor))
 
 
 def _times(baselines_ms: Mapping[str, float], is_shipped: bool = False) -> tuple[str, ...]:
@@ -135,7 +135,7 @@ def _times(baselines_ms: Mapping[str, float], is_shipped: bool = False) -> tuple
     return tuple(f"{name}: {ms:#.3g} ms{how.get(name, '')}" for name, ms in ordered)
 
 
-def _floor(floor: Floor | None) -> tuple[str, ...]:
+def _roofline(floor: Floor | None) -> tuple[str, ...]:
     if floor is None:
         return ()
     work = floor.work
@@ -194,7 +194,7 @@ class BriefMaker:
             history=history,
             left_out=len(rows) - len(history),
             lessons=lessons(view),
-            room=times_the_floor(view, SPARED),
+            room=times_the_roofline(view, SPARED),
         )
 
     def _parent(self, attempt: Attempt) -> prompts.Parent:

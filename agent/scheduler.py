@@ -185,7 +185,7 @@ def expected_gain(view: View, config: SearchConfig) -> float:
     """Multiply the distance to the roofline, as a logarithm, by the share of recent attempts that gained."""
     earned = list(steering.gains(view).values())[-RECENT:]
     share = (sum(gain > math.log1p(config.gain) for gain in earned) + 1) / (len(earned) + 3)
-    times = steering.times_the_floor(view, config.near_floor)
+    times = steering.times_the_roofline(view, config.near_floor)
     return (UNKNOWN_ROOM if times is None else max(0.0, math.log(times))) * share
 
 

@@ -128,7 +128,7 @@ def out_of_attempts(view: View, config: SearchConfig) -> str | None:
     return f"the budget of {allowed} attempts is used up" if view.spent >= allowed else None
 
 
-def times_the_floor(view: View, share: float) -> float | None:
+def times_the_roofline(view: View, share: float) -> float | None:
     """Divide the best time by the roofline; None where one of them is unknown, or the roofline does not apply.
 
     A roofline counts the work of the reference's operators. A best time below `share` of it leaves out some of that
@@ -143,7 +143,7 @@ def times_the_floor(view: View, share: float) -> float | None:
 
 def near_floor(view: View, share: float) -> str | None:
     """Say why no gain is left: the roofline is `share` of the best time, or more; None otherwise."""
-    times, best = times_the_floor(view, share), view.best
+    times, best = times_the_roofline(view, share), view.best
     if times is None or best is None or best.candidate_ms is None or share * times > 1:
         return None
     return f"the best takes {best.candidate_ms:.3g} ms, and the roofline is {best.candidate_ms / times:.3g} ms"

@@ -354,11 +354,11 @@ class Islands(Improving):
     def parents(self, view: View, slots: int, rng: random.Random) -> Iterable[Attempt]:
         made = improvements_made(view)
         homes = _homes(view)
-        return (_parent(view, homes, turn) for turn in range(made, made + slots))
+        return (_parent(view, homes, number) for number in range(made, made + slots))
 
 
-def _parent(view: View, homes: dict[int, int], turn: int) -> Attempt:
-    round_now, home = divmod(turn, GROUPS)
+def _parent(view: View, homes: dict[int, int], number: int) -> Attempt:
+    round_now, home = divmod(number, GROUPS)
     shown = (home + 1) % GROUPS if round_now % PERIOD == PERIOD - 1 else home
     return next((one for one in view.ranked if homes[one.number] == shown), view.ranked[0])
 
@@ -366,12 +366,12 @@ def _parent(view: View, homes: dict[int, int], turn: int) -> Attempt:
 def _homes(view: View) -> dict[int, int]:
     """Give the group of each attempt: drafts and improvements go round, all others stay with their parent."""
     homes: dict[int, int] = {}
-    turns = {"propose": 0, "improve": 0}
+    made = {"propose": 0, "improve": 0}
     for attempt in view.attempts:
         role = attempt.ask.role
-        if role in turns:
-            homes[attempt.number] = turns[role] % GROUPS
-            turns[role] += 1
+        if role in made:
+            homes[attempt.number] = made[role] % GROUPS
+            made[role] += 1
         else:
             homes[attempt.number] = homes[attempt.ask.parent] if attempt.ask.parent else 0
     return homes

@@ -202,14 +202,14 @@ class SimulatedEvaluator:
     slots: int = 1
     seconds: float = 10.0
     busy_s: float = 0.0  # slot seconds that were spent judging
-    _turn: asyncio.Semaphore | None = field(default=None, repr=False)
+    _free: asyncio.Semaphore | None = field(default=None, repr=False)
 
     async def evaluate(
         self, problem: Problem, candidate: verdicts.Candidate, *, fresh: bool = False, best_speedup: float | None = None
     ) -> verdicts.Verdict:
         """The verdict; another one for the same candidate where `fresh`."""
-        self._turn = self._turn or asyncio.Semaphore(self.slots)
-        async with self._turn:
+        self._free = self._free or asyncio.Semaphore(self.slots)
+        async with self._free:
             await asyncio.sleep(self.seconds)
             self.busy_s += self.seconds
         kernel = kernel_in(candidate.source)
