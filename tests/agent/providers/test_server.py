@@ -105,24 +105,75 @@ def refused(*answers, **options):
     return caught.value
 
 
-def used(answered):
-    usage = answered[0].usage
-    cached = (usage.input_tokens, usage.cached_tokens, usage.cache_write_tokens)
-    return (*cached, usage.output_tokens, usage.reasoning_tokens, usage.cost_usd)
+def message(text="Hello.", kind="output_text"):
+    words = "refusal" if kind == "refusal" else "text"
+    content = [{"type": kind, words: text, "annotations": []}]
+    return {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": content}
 
 
-def test_an_ordinary_answer_to_one_user_message_becomes_a_reply():
-    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
-    reply, server = asked(Answer(completion(usage=usage), x_request_id="req-7"))
+def response(*output, status="completed", **fields):
+    head = {"id": "resp-1", "object": "response", "created_at": 1, "model": "some-model-0125", "status": status}
+    return head | {"output": list(output or [message()])} | fields
+
+
+def thought(field):
+    return {"type": "reasoning", "id": "r", "summary": [], field: [{"type": "any_text", "text": "Let me think."}]}
+
+
+CHAT = {"model": "some-model", "messages": [{"role": "user", "content": "Write a kernel."}]}
+RESPONSES = {"model": "some-model", "input": "Write a kernel."}
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "provider", "options", "sent"),
+    [
+        ("chat", completion(), "openai", {}, CHAT),
+        (
+            "chat",
+            completion(),
+            "openai",
+            {"temperature": 0.0, "max_tokens": 9},
+            CHAT | {"temperature": 0.0, "max_tokens": 9},
+        ),
+        ("responses", response(), "responses", {"max_tokens": 9}, RESPONSES | {"max_output_tokens": 9}),
+    ],
+    ids=["chat", "chat with options", "responses"],
+)
+def test_an_ordinary_answer_becomes_a_reply_and_only_set_options_are_sent(api, body, provider, options, sent):
+    reply, server = asked(Answer(body, x_request_id="req-7"), request=REQUEST.model_copy(update=options), api=api)
     assert (reply.text, reply.finish_reason, reply.model) == ("Hello.", "stop", "some-model-0125")
-    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (10, 5)
-    assert (reply.provider, reply.provider_request_id) == ("openai", "req-7")
-    assert server.bodies == [{"model": "some-model", "messages": [{"role": "user", "content": "Write a kernel."}]}]
+    assert (reply.provider, reply.provider_request_id) == (provider, "req-7")
+    assert server.bodies == [sent]
 
 
-def test_options_go_out_only_where_they_are_set():
-    _, server = asked(Answer(completion()), request=REQUEST.model_copy(update={"temperature": 0.0, "max_tokens": 9}))
-    assert (server.bodies[0]["temperature"], server.bodies[0]["max_tokens"]) == (0.0, 9)
+INCOMPLETE = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+FILTERED = {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}}
+READ = {
+    "reasoning": ("chat", completion(reasoning="Let me think."), {"reasoning": "Let me think."}),
+    "reasoning_content": ("chat", completion(reasoning_content="Let me think."), {"reasoning": "Let me think."}),
+    "cut off": ("chat", completion(finish_reason="length"), {"finish_reason": "length"}),
+    "a refusal alone": ("chat", completion(content=None, refusal="I will not."), {"text": "I will not."}),
+    "half a surrogate pair": ("chat", completion(content="a\ud800b"), {"text": "a?b"}),
+    "parts": ("responses", response(message("One, "), message("two.")), {"text": "One, two."}),
+    "a refused part": ("responses", response(message("I will not.", "refusal")), {"text": "I will not."}),
+    "a summary": ("responses", response(thought("summary"), message()), {"reasoning": "Let me think."}),
+    "a thought": ("responses", response(thought("content"), message()), {"reasoning": "Let me think."}),
+    "too long": ("responses", response(**INCOMPLETE), {"finish_reason": "length"}),
+    "filtered": ("responses", response(**FILTERED), {"finish_reason": "content_filter"}),
+    "as long as the limit": (
+        "responses",
+        response(usage={"input_tokens": 1, "output_tokens": 9}),
+        {"finish_reason": "length"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", READ)
+def test_text_reasoning_and_the_reason_of_the_end_are_read(case):
+    api, body, expected = READ[case]
+    reply, _ = asked(Answer(body), request=REQUEST.model_copy(update={"max_tokens": 9}), api=api)
+    assert {name: getattr(reply, name) for name in expected} == expected and len(reply.digest) == 64
+    assert reply.text == expected.get("text", "Hello.")
 
 
 @pytest.mark.parametrize(
@@ -141,97 +192,86 @@ def test_the_key_goes_out_in_its_header(chosen, environment, sent):
     assert server.headers[0]["Authorization"] == f"Bearer {sent}"
 
 
-@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
-def test_reasoning_is_read_under_either_name(field):
-    reply, _ = asked(Answer(completion(**{field: "Let me think."})))
-    assert (reply.text, reply.reasoning) == ("Hello.", "Let me think.")
+OF_RESPONSES = {key.replace("prompt", "input").replace("completion", "output"): DETAILED[key] for key in DETAILED}
 
 
 @pytest.mark.parametrize(
-    ("message", "text", "finish_reason"),
+    ("api", "usage", "expected"),
     [
-        ({"finish_reason": "length"}, "Hello.", "length"),
-        ({"content": None, "refusal": "I will not."}, "I will not.", "stop"),
-        ({"content": "a\ud800b"}, "a?b", "stop"),
+        ("chat", DETAILED, (9, 4, 3, 8, 6, None)),
+        (
+            "chat",
+            {"prompt_tokens": 9, "completion_tokens": 8, "prompt_cache_hit_tokens": 5},
+            (9, 5, None, 8, None, None),
+        ),
+        ("chat", {"prompt_tokens": 9, "completion_tokens": 8, "cost": 0.25}, (9, None, None, 8, None, 0.25)),
+        ("chat", {"completion_tokens": 8, "completion_tokens_details": None}, (None, None, None, 8, None, None)),
+        ("chat", {"prompt_tokens": "many", "completion_tokens": -1}, (None,) * 6),
+        ("chat", None, (None,) * 6),
+        ("responses", OF_RESPONSES, (9, 4, 3, 8, 6, None)),
+        ("responses", {"input_tokens": 9, "output_tokens": 8, "cost": 0.25}, (9, None, None, 8, None, 0.25)),
+        ("responses", {"input_tokens": 9, "output_tokens_details": None}, (9, *[None] * 5)),
+        ("responses", {"input_tokens": "many"}, (None,) * 6),
+        ("responses", None, (None,) * 6),
     ],
-    ids=["cut off", "a refusal where there is no other text", "half a surrogate pair"],
 )
-def test_the_text_and_why_it_ended_are_read(message, text, finish_reason):
-    reply, _ = asked(Answer(completion(**message)))
-    assert (reply.text, reply.finish_reason, len(reply.digest)) == (text, finish_reason, 64)
+def test_usage_is_read_as_each_server_writes_it_and_what_is_unknown_is_none(api, usage, expected):
+    body = completion(usage=usage) if api == "chat" else response(usage=usage)
+    found = asked(Answer(body), api=api)[0].usage
+    cached = (found.input_tokens, found.cached_tokens, found.cache_write_tokens)
+    assert (*cached, found.output_tokens, found.reasoning_tokens, found.cost_usd) == expected
+
+
+NO_ANSWER = {
+    "page": "<html>Welcome</html>",
+    "other object": {"status": "ok"},
+    "list": ["no", "object"],
+    "no choice": {"choices": []},
+    "content that is not text": {"choices": [{"message": {"content": [1]}}]},
+    "output that is not a list": {"output": "words"},
+}
+NO_JSON = {
+    name: Answer(text, Content_Type="application/json") for name, text in (("broken", "not JSON"), ("empty", ""))
+}
+
+
+@pytest.mark.parametrize(("api", "noun"), [("chat", "chat completion"), ("responses", "with a response")])
+@pytest.mark.parametrize("answer", (NO_ANSWER | NO_JSON).values(), ids=[*NO_ANSWER, *NO_JSON])
+def test_an_answer_of_another_form_is_refused_with_the_address(answer, api, noun):
+    error = refused(answer if isinstance(answer, Answer) else Answer(answer), api=api)
+    assert [
+        word for word in ("http://127.0.0.1:", noun, "--base-url", "OPENAI_BASE_URL") if word not in str(error)
+    ] == []
+
+
+def failure(words, **fields):
+    return {"error": {"message": words} | fields}
 
 
 @pytest.mark.parametrize(
-    ("usage", "expected"),
+    ("api", "body", "status", "said", "retryable"),
     [
-        (DETAILED, (9, 4, 3, 8, 6, None)),
-        ({"prompt_tokens": 9, "completion_tokens": 8, "prompt_cache_hit_tokens": 5}, (9, 5, None, 8, None, None)),
-        ({"prompt_tokens": 9, "completion_tokens": 8, "cost": 0.25}, (9, None, None, 8, None, 0.25)),
-        ({"completion_tokens": 8, "completion_tokens_details": None}, (None, None, None, 8, None, None)),
-        ({"prompt_tokens": "many", "completion_tokens": -1}, (None,) * 6),
-        (None, (None,) * 6),
-    ],
-    ids=["openai", "deepseek", "openrouter", "llama.cpp", "nonsense", "unknown"],
-)
-def test_usage_is_read_as_each_server_writes_it(usage, expected):
-    assert used(asked(Answer(completion(usage=usage)))) == expected
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        Answer("<html>Welcome</html>"),
-        Answer({"status": "ok"}),
-        Answer(["no", "object"]),
-        Answer({"choices": []}),
-        Answer({"choices": [{"message": {"content": [1]}}]}),
-        Answer("not JSON at all", Content_Type="application/json"),
-        Answer("", Content_Type="application/json"),
-    ],
-    ids=["page", "other object", "list", "no choice", "content that is no text", "broken JSON", "nothing"],
-)
-def test_what_is_no_chat_completion_is_told_with_the_address(answer):
-    error = refused(answer)
-    assert "http://127.0.0.1:" in str(error) and "chat completion" in str(error)
-    assert "--base-url" in str(error) and "OPENAI_BASE_URL" in str(error)
-
-
-def test_a_refused_key_is_told_with_its_variable():
-    error = refused(Answer({"error": {"message": f"Incorrect API key provided: {KEY}"}}, status=401))
-    assert "OPENAI_API_KEY (401)" in str(error)
-    assert (KEY in str(error), error.retryable) == (False, False)
-
-
-@pytest.mark.parametrize(
-    ("status", "words", "said"),
-    [
-        (404, "The model does not exist", "no model 'some-model'.*The model does not exist"),
-        (400, "context too long", "400: context too long"),
+        ("chat", failure(f"Incorrect API key provided: {KEY}"), 401, r"OPENAI_API_KEY \(401\)", False),
+        ("chat", failure("The model does not exist"), 404, "no model 'some-model'.*does not exist", False),
+        ("chat", failure("context too long"), 400, "400: context too long", False),
+        ("chat", failure("slow down"), 429, r"\(429: slow down\)", True),
+        ("chat", failure("overloaded"), 503, "503", True),
+        ("chat", failure("You exceeded it", code="insufficient_quota"), 429, "quota is used up", False),
+        ("chat", "<html>Not here</html>", 404, "404", False),
+        ("responses", failure("not here"), 404, r"responses.*\(404: not here\)", False),
+        ("responses", response(status="failed", error={"code": "e", "message": "no memory"}), 200, "no memory", True),
     ],
 )
-def test_what_is_refused_is_told_in_the_servers_words(status, words, said):
-    assert re.search(said, str(refused(Answer({"error": {"message": words}}, status=status))))
-
-
-def test_a_page_in_place_of_a_404_is_not_shown():
-    assert "<html>" not in str(refused(Answer("<html>Not here</html>", status=404)))
+def test_a_refusal_is_reported_in_the_servers_words_without_the_key(api, body, status, said, retryable):
+    error = refused(Answer(body, status=status, Retry_After="0.01"), api=api)
+    assert re.search(said, str(error)) and error.retryable == retryable
+    assert KEY not in str(error) and "<html>" not in str(error)
 
 
 def test_too_many_requests_are_tried_again_after_the_time_that_the_server_asks_for():
-    limited = Answer({"error": {"message": "slow down"}}, status=429, Retry_After="0.05")
+    limited = Answer(failure("slow down"), status=429, Retry_After="0.05")
     reply, server = asked(limited, Answer(completion()), retries=2)
     assert (reply.text, len(server.bodies)) == ("Hello.", 2)
-
-
-def test_too_many_requests_for_ever_and_a_server_in_trouble_are_passing_failures_and_a_used_up_quota_is_none():
-    error = refused(Answer({"error": {"message": "slow down"}}, status=429, Retry_After="0.01"), retries=1)
-    assert "(429: slow down)" in str(error)
-    assert error.retryable
-    assert refused(Answer({"error": {"message": "overloaded"}}, status=503)).retryable
-    body = {"error": {"message": "You exceeded your quota", "code": "insufficient_quota"}}
-    error = refused(Answer(body, status=429))
-    assert "quota is used up" in str(error)
-    assert not error.retryable
 
 
 def test_an_address_where_nothing_listens_is_told():
@@ -292,105 +332,6 @@ def test_a_whole_search_runs_over_http(tmp_path):
         view = searched(log, provider=provider_at(server.url), config=CONFIG.model_copy(update={"attempts": 2}))
     assert view.best.number == 1
     assert PROBLEM.source in server.bodies[0]["messages"][0]["content"]
-
-
-def responded(*answers, **options):
-    return asked(*answers, api="responses", **options)
-
-
-def unanswered(*answers, **options):
-    return refused(*answers, api="responses", **options)
-
-
-def message(text="Hello.", kind="output_text"):
-    words = "refusal" if kind == "refusal" else "text"
-    content = [{"type": kind, words: text, "annotations": []}]
-    return {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": content}
-
-
-def response(*output, status="completed", **fields):
-    head = {"id": "resp-1", "object": "response", "created_at": 1, "model": "some-model-0125", "status": status}
-    return head | {"output": list(output or [message()])} | fields
-
-
-def test_an_ordinary_answer_to_an_input_and_a_limit_becomes_a_reply():
-    limited = REQUEST.model_copy(update={"max_tokens": 9})
-    reply, server = responded(Answer(response(), x_request_id="req-7"), request=limited)
-    assert (reply.text, reply.finish_reason, reply.model) == ("Hello.", "stop", "some-model-0125")
-    assert (reply.provider, reply.provider_request_id) == ("responses", "req-7")
-    assert server.bodies == [{"model": "some-model", "input": "Write a kernel.", "max_output_tokens": 9}]
-
-
-@pytest.mark.parametrize(
-    ("messages", "text"),
-    [((message("One, "), message("two.")), "One, two."), ((message("I will not.", "refusal"),), "I will not.")],
-    ids=["the parts of several", "a refusal where there is no other"],
-)
-def test_the_texts_of_messages_are_one(messages, text):
-    assert responded(Answer(response(*messages)))[0].text == text
-
-
-@pytest.mark.parametrize("field", ["summary", "content"])
-def test_reasoning_is_read_from_its_summary_and_from_its_words(field):
-    thought = {"type": "reasoning", "id": "r", "summary": [], field: [{"type": "any_text", "text": "Let me think."}]}
-    reply, _ = responded(Answer(response(thought, message())))
-    assert (reply.text, reply.reasoning) == ("Hello.", "Let me think.")
-
-
-@pytest.mark.parametrize(("reason", "said"), [("max_output_tokens", "length"), ("content_filter", "content_filter")])
-def test_an_incomplete_answer_says_why(reason, said):
-    reply, _ = responded(Answer(response(status="incomplete", incomplete_details={"reason": reason})))
-    assert reply.finish_reason == said
-
-
-def test_an_answer_that_is_as_long_as_its_limit_was_cut_off_whatever_the_server_says():
-    usage = {"input_tokens": 1, "output_tokens": 9}
-    reply, _ = responded(Answer(response(usage=usage)), request=REQUEST.model_copy(update={"max_tokens": 9}))
-    assert reply.finish_reason == "length"
-
-
-def test_an_answer_that_failed_is_a_passing_failure_in_the_servers_words():
-    error = unanswered(Answer(response(status="failed", error={"code": "server_error", "message": "out of memory"})))
-    assert "(out of memory)" in str(error)
-    assert error.retryable
-
-
-@pytest.mark.parametrize(
-    ("usage", "expected"),
-    [
-        (
-            {key.replace("prompt", "input").replace("completion", "output"): DETAILED[key] for key in DETAILED},
-            (9, 4, 3, 8, 6),
-        ),
-        ({"input_tokens": 9, "output_tokens": 8, "output_tokens_details": None}, (9, None, None, 8, None)),
-        ({"input_tokens": "many"}, (None, None, None, None, None)),
-        (None, (None, None, None, None, None)),
-    ],
-    ids=["openai", "llama.cpp", "nonsense", "none"],
-)
-def test_usage_of_a_response_is_read_and_what_is_unknown_is_none(usage, expected):
-    assert used(responded(Answer(response(usage=usage)))) == (*expected, None)
-
-
-def test_a_cost_that_a_server_states_is_read_from_a_response_too():
-    usage = {"input_tokens": 9, "output_tokens": 8, "cost": 0.25}
-    assert responded(Answer(response(usage=usage)))[0].usage.cost_usd == 0.25
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [Answer("<html>Welcome</html>"), Answer({"status": "ok"}), Answer(["no", "object"]), Answer({"output": "words"})],
-    ids=["page", "other object", "list", "output that is no list"],
-)
-def test_what_is_no_response_is_told_with_the_address(answer):
-    error = unanswered(answer)
-    assert "http://127.0.0.1:" in str(error) and "with a response" in str(error)
-    assert "--base-url" in str(error) and "OPENAI_BASE_URL" in str(error)
-
-
-def test_a_server_without_responses_is_told():
-    error = unanswered(Answer({"error": {"message": "not here"}}, status=404))
-    assert "(404: not here)" in str(error) and "responses" in str(error)
 
 
 class Refusing(BaseHTTPRequestHandler):
