@@ -3,7 +3,6 @@
 import ast
 import warnings
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -59,21 +58,7 @@ TRAILING = "\nThis reads each value once. It's as fast as memory allows.\n\n- no
 ACCEPTED: dict[str, str] = {
     "one block": f"Here is the kernel:\n\n{fenced(FINAL)}",
     "one block and prose behind it": fenced(FINAL) + TRAILING,
-    "py as the info string": fenced(FINAL, "py"),
-    "python3 as the info string": fenced(FINAL, "python3"),
-    "capital Python": fenced(FINAL, "Python"),
-    "no info string": fenced(FINAL, ""),
-    "a title in the info string": fenced(FINAL, "python title=model_new.py"),
-    "attributes in the info string": fenced(FINAL, "{.python .numberLines}"),
-    "a file name in the info string": fenced(FINAL, "python:model_new.py"),
-    "a block labelled cuda that is Python": fenced(FINAL, "cuda"),
-    "a block labelled cpp that is Python": fenced(FINAL, "cpp"),
-    "a block labelled text": fenced(FINAL, "text"),
-    "a blank before the info string": fenced(FINAL, " python"),
     "blanks behind the fences": f"```python   \n{FINAL}```   \n",
-    "tilde fences": fenced(FINAL, fence="~~~"),
-    "four backticks": fenced(FINAL, fence="````"),
-    "six tildes": fenced(FINAL, fence="~~~~~~"),
     "four backticks around three": fenced(with_docstring("\n```\nuse it\n```\n"), fence="````"),
     "tildes around backticks": fenced(with_docstring("\n```\nuse it\n```\n"), fence="~~~"),
     "an opening fence of four and a closing one of three": f"````python\n{FINAL}```\n{TRAILING}",
@@ -193,6 +178,24 @@ def test_a_reply_of_this_shape_gives_its_final_program(shape: str) -> None:
     assert kernel_called(extracted(ACCEPTED[shape]).source) == "relu_final"
 
 
+INFO = [
+    "",
+    "py",
+    "python3",
+    "Python",
+    " python",
+    "python title=model_new.py",
+    "{.python .numberLines}",
+    "python:model_new.py",
+]
+
+
+@pytest.mark.parametrize("fence", ["```", "````", "~~~", "~~~~~~"])
+@pytest.mark.parametrize("info", [*INFO, "cuda", "cpp", "text"])
+def test_any_fence_and_information_will_do(info: str, fence: str) -> None:
+    assert extracted(fenced(FINAL, info, fence)).source == FINAL
+
+
 @pytest.mark.parametrize("shape", UNCHANGED)
 def test_a_program_comes_out_of_this_shape_character_by_character(shape: str) -> None:
     source = extracted(ACCEPTED[shape]).source
@@ -204,91 +207,74 @@ def test_an_odd_escape_in_a_source_warns_nobody() -> None:
         extracted(ACCEPTED["an invalid escape in a string"])
 
 
-class Rejected(NamedTuple):
-    """A reply that offers nothing, the kind of its failure and what the detail must say."""
-
-    kind: str
-    says: str
-    reply: str
-
-
 NO_FORWARD = FINAL.replace("class ModelNew", "class Relu")
 KERNEL = "#include <torch/extension.h>\n__global__ void relu(float* x) {\n}\n"
 CUT = FINAL.partition(".contiguous()")[0]
 
-REJECTED: dict[str, Rejected] = {
-    "nothing": Rejected("no_code", "0 characters", ""),
-    "blanks": Rejected("no_code", "0 characters", " \n\t\n"),
-    "prose": Rejected("no_code", "'The ReLU is bound by memory.'", "The ReLU is bound by memory."),
-    "prose that names the class": Rejected("no_code", "no code", "You should write a class ModelNew for that."),
-    "prose in the thought only": Rejected("no_code", "ends with its reasoning", "<think>\nHm, hard.\n</think>\n"),
-    "shell commands": Rejected("no_code", "no code", fenced("pip install torch\nls", "bash")),
-    "a table in a block": Rejected("no_code", "no code", fenced("size | time\n3 | 4 ms", "text")),
-    "an empty block": Rejected("no_code", "no code", "```python\n```\n"),
-    "a refusal": Rejected("refusal", "I'm sorry", "I'm sorry, but I can't help with that."),
-    "a refusal with a curly apostrophe": Rejected(
-        "refusal", "I can\u2019t", "Well, I can\u2019t assist with this request."
+REJECTED: dict[str, tuple[str, str, str]] = {
+    # Kind of the failure, words of its detail, reply.
+    "nothing": ("no_code", "0 characters", ""),
+    "prose": ("no_code", "'The ReLU is bound by memory.'", "The ReLU is bound by memory."),
+    "prose that names the class": ("no_code", "no code", "You should write a class ModelNew for that."),
+    "prose in the thought only": ("no_code", "ends with its reasoning", "<think>\nHm, hard.\n</think>\n"),
+    "shell commands": ("no_code", "no code", fenced("pip install torch\nls", "bash")),
+    "a table in a block": ("no_code", "no code", fenced("size | time\n3 | 4 ms", "text")),
+    "an empty block": ("no_code", "no code", "```python\n```\n"),
+    "a refusal": ("refusal", "I'm sorry", "I'm sorry, but I can't help with that."),
+    "a refusal as an AI": ("refusal", "as an AI", "Sadly, as an AI I have no GPU to compile this."),
+    "a refusal after the thought": ("refusal", "I am unable", "Hmm.\n</think>\nI am unable to write this."),
+    "a syntax error": ("syntax_error", "'def forward(self, x:'", fenced(BROKEN)),
+    "a syntax error in raw code": ("syntax_error", "def forward", f"Here:\n{BROKEN}\n\nx = 1\n"),
+    "a syntax error before the fence is left open": ("syntax_error", "def forward", f"```python\n{BROKEN}{TRAILING}"),
+    "two syntax errors": (
+        "syntax_error",
+        "line 1, 'import torch as'",
+        fenced(BROKEN) + fenced("import torch as\nclass ModelNew: pass"),
     ),
-    "a refusal as an AI": Rejected("refusal", "as an AI", "Sadly, as an AI I have no GPU to compile this."),
-    "a refusal after the thought": Rejected("refusal", "I am unable", "Hmm.\n</think>\nI am unable to write this."),
-    "a syntax error": Rejected("syntax_error", "'def forward(self, x:'", fenced(BROKEN)),
-    "a syntax error names its line": Rejected("syntax_error", "line 24", fenced(BROKEN)),
-    "a syntax error in raw code": Rejected("syntax_error", "def forward", f"Here:\n{BROKEN}\n\nx = 1\n"),
-    "a syntax error before the fence is left open": Rejected(
-        "syntax_error", "def forward", f"```python\n{BROKEN}{TRAILING}"
+    "a syntax error beside the reference": ("syntax_error", "def forward", fenced(REFERENCE) + fenced(BROKEN)),
+    "a misspelt keyword": ("syntax_error", "clas ModelNew", fenced("import torch\nclas ModelNew:\n    pass")),
+    "a NUL character": ("syntax_error", "null bytes", fenced(FINAL + "x = '\0'")),
+    "a lone surrogate": ("syntax_error", "surrogates", fenced(FINAL + "x = '\ud800'")),
+    "nesting beyond the parser": ("syntax_error", "nested", fenced(FINAL + "x = " + "-" * 100_000 + "1")),
+    "a source that is too long": ("syntax_error", "too long", fenced(FINAL + "x = 1\n" * 60_000)),
+    "the reference only": ("no_entry_point", "Found Model, get_inputs; need class ModelNew", fenced(REFERENCE)),
+    "the reference as raw code": ("no_entry_point", "Found Model, get_inputs", f"Here:\n{REFERENCE}\nBye then.\n"),
+    "a class of another name": ("no_entry_point", "Found Relu", fenced(NO_FORWARD)),
+    "a function of that name": ("no_entry_point", "Found ModelNew", fenced("def ModelNew(x):\n    return x")),
+    "a class inside a function": (
+        "no_entry_point",
+        "Found make",
+        fenced(f"import torch\ndef make():\n{indented(module_class(), '    ')}"),
     ),
-    "two syntax errors": Rejected(
-        "syntax_error", "line 1, 'import torch as'", fenced(BROKEN) + fenced("import torch as\nclass ModelNew: pass")
+    "a usage example only": ("no_entry_point", "no class", fenced(f"import torch\n{USAGE}")),
+    "an import of the class only": ("no_entry_point", "no class", fenced("from model import ModelNew")),
+    "the class in a comment": ("no_entry_point", "no class", fenced("import torch\n# class ModelNew: later")),
+    "a CUDA file only": ("no_entry_point", "no Python", fenced(KERNEL, "cuda")),
+    "a C++ file that names the class": ("no_entry_point", "no Python", fenced(f"// for ModelNew\n{KERNEL}", "cpp")),
+    "an unlabelled CUDA file": ("no_entry_point", "no Python", fenced(KERNEL, "")),
+    "broken Python without the class": ("no_entry_point", "no Python", fenced("import torch as\n")),
+    "an open block cut in a call": ("truncated", "breaks off", f"```python\n{CUT}"),
+    "an open block cut in the kernel's text": ("truncated", "breaks off", f"```python\n{FINAL.partition('auto y')[0]}"),
+    "an open block cut behind a colon": (
+        "truncated",
+        "breaks off",
+        f"```python\n{FINAL.partition('  return self')[0]}",
     ),
-    "a syntax error beside the reference": Rejected("syntax_error", "def forward", fenced(REFERENCE) + fenced(BROKEN)),
-    "a misspelt keyword": Rejected("syntax_error", "clas ModelNew", fenced("import torch\nclas ModelNew:\n    pass")),
-    "a NUL character": Rejected("syntax_error", "null bytes", fenced(FINAL + "x = '\0'")),
-    "a lone surrogate": Rejected("syntax_error", "surrogates", fenced(FINAL + "x = '\ud800'")),
-    "nesting beyond the parser": Rejected("syntax_error", "nested", fenced(FINAL + "x = " + "-" * 100_000 + "1")),
-    "a source that is too long": Rejected("syntax_error", "too long", fenced(FINAL + "x = 1\n" * 60_000)),
-    "the reference only": Rejected("no_entry_point", "Found Model, get_inputs; need class ModelNew", fenced(REFERENCE)),
-    "the reference as raw code": Rejected(
-        "no_entry_point", "Found Model, get_inputs", f"Here:\n{REFERENCE}\nBye then.\n"
+    "a whole draft, then an open block": ("truncated", "breaks off", f"{fenced(DRAFT)}Better:\n```python\n{CUT}"),
+    "a whole draft in the thought, then an open block": (
+        "truncated",
+        "breaks off",
+        f"{fenced(DRAFT)}</think>\n```python\n{CUT}",
     ),
-    "a class of another name": Rejected("no_entry_point", "Found Relu", fenced(NO_FORWARD)),
-    "a class in other letters": Rejected(
-        "no_entry_point", "Found Modelnew", fenced(FINAL.replace("ModelNew", "Modelnew"))
-    ),
-    "a function of that name": Rejected("no_entry_point", "Found ModelNew", fenced("def ModelNew(x):\n    return x")),
-    "a class inside a function": Rejected(
-        "no_entry_point", "Found make", fenced(f"import torch\ndef make():\n{indented(module_class(), '    ')}")
-    ),
-    "a usage example only": Rejected("no_entry_point", "no class", fenced(f"import torch\n{USAGE}")),
-    "an import of the class only": Rejected("no_entry_point", "no class", fenced("from model import ModelNew")),
-    "the class in a comment": Rejected("no_entry_point", "no class", fenced("import torch\n# class ModelNew: later")),
-    "a CUDA file only": Rejected("no_entry_point", "no Python", fenced(KERNEL, "cuda")),
-    "a C++ file that names the class": Rejected(
-        "no_entry_point", "no Python", fenced(f"// for ModelNew\n{KERNEL}", "cpp")
-    ),
-    "an unlabelled CUDA file": Rejected("no_entry_point", "no Python", fenced(KERNEL, "")),
-    "broken Python without the class": Rejected("no_entry_point", "no Python", fenced("import torch as\n")),
-    "an open block cut in a call": Rejected("truncated", "breaks off", f"```python\n{CUT}"),
-    "an open block cut in the kernel's text": Rejected(
-        "truncated", "breaks off", f"```python\n{FINAL.partition('auto y')[0]}"
-    ),
-    "an open block cut behind a colon": Rejected(
-        "truncated", "breaks off", f"```python\n{FINAL.partition('  return self')[0]}"
-    ),
-    "a whole draft, then an open block": Rejected(
-        "truncated", "breaks off", f"{fenced(DRAFT)}Better:\n```python\n{CUT}"
-    ),
-    "a whole draft in the thought, then an open block": Rejected(
-        "truncated", "breaks off", f"{fenced(DRAFT)}</think>\n```python\n{CUT}"
-    ),
-    "raw code cut in a call": Rejected("truncated", "breaks off", f"Sure, here it is.\n\n{CUT}"),
+    "raw code cut in a call": ("truncated", "breaks off", f"Sure, here it is.\n\n{CUT}"),
 }
 
 
 @pytest.mark.parametrize("shape", REJECTED)
 def test_a_reply_of_this_shape_is_told_for_what_it_is_and_what_is_at_fault_is_named(shape: str) -> None:
-    found = refused(REJECTED[shape].reply)
-    assert found.kind == REJECTED[shape].kind, found
-    assert REJECTED[shape].says in found.detail
+    kind, says, reply = REJECTED[shape]
+    found = refused(reply)
+    assert found.kind == kind and says in found.detail, found
     found.detail.encode()
 
 
