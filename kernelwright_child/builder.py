@@ -129,7 +129,6 @@ INDEX = "built.json"
 NOTE = "unbuilt.json"
 """The call that a worker has noted, in the folder for temporary files."""
 LIBRARIES = cpp_extension.TORCH_LIB_PATH
-"""Torch's folder, before `_replace`."""
 HEAD_CHARACTERS, TAIL_CHARACTERS = 20_000, 4000
 """The kept parts of an error's text."""
 SHOWN_CHARACTERS = 8000

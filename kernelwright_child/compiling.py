@@ -303,7 +303,6 @@ BINDING = re.compile(
 )
 """The code that `load_inline` writes for its `functions`."""
 PYTHON = re.compile(r"pybind11|PYBIND11|\bpy::|\bTHP|torch/(?:csrc|python)|HANDLE_TH_ERRORS")
-"""Names of bindings to Python."""
 WORD = re.compile(r"[A-Za-z_]\w*")
 NO_OPERATOR = re.compile(r"_(?:native|ops|meta|dispatch)$")
 MORE = {"indexing": "ATen/TensorIndexing.h", "globalContext": "ATen/Context.h", "IValue": "ATen/core/ivalue.h"}

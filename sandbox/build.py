@@ -87,7 +87,6 @@ INDEX = "built.json"
 
 LIMIT_BYTES = 2 * 2**30
 BUILD_BYTES, BUILD_FILES, BUILD_DEPTH = 2**29, 4096, 8
-"""Limits of a kept build."""
 FORMAT = "2"
 
 

@@ -269,7 +269,6 @@ def counter_obstacle(path: str) -> str:
 
 
 TOOL_S = 300.0
-"""Limit of one run under a tool."""
 MEMORY = 4
 """Memory limit as a multiple of other children's, since tools take memory."""
 CALLED = ("load", "run", "check")

@@ -103,9 +103,7 @@ def _useless(path: Path, why: str) -> MachineError:
 
 POLL_S = 0.02
 REPORT_AFTER_S = 1.0
-"""A longer wait is reported."""
 MEASURING_S = 600.0
-"""The longest wait to measure the processors."""
 LOOKS, LOOK_S, REPORT_S = 5, 0.1, 10.0
 """Consecutive checks of the load, seconds between them, and seconds between reports of waiting."""
 RAN_ON = 36

@@ -22,7 +22,6 @@ CHILD_FOLDER = Path(kernelwright_child.__file__).parent
 CHILD_ROOT = CHILD_FOLDER.parent
 """The entry of a child's `sys.path`."""
 PACKAGES = {name: one.package for name, one in LANGUAGES.items() if one.package is not None}
-"""Packages of the languages that need one."""
 ON_DEVICE = tuple(name for name, one in LANGUAGES.items() if one.device == "cuda")
 """Languages whose candidates run only on a GPU."""
 

@@ -75,7 +75,6 @@ class HeldFolder:
 
 
 _held: set[HeldFolder] = set()
-"""The folders of this process."""
 
 
 def close_all() -> None:

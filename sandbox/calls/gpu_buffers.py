@@ -35,7 +35,6 @@ from kernelwright_child.gpu_memory import ArrayInterface
 LOG = logging.getLogger("kernelwright.sandbox.calls")
 Result = TypeVar("Result")
 OUT_OF_MEMORY = 2
-"""The driver's error code."""
 
 _relieving = threading.RLock()
 """Serialises relief: a second thread finds the memory that the first freed, and no session gets two questions."""

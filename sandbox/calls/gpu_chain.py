@@ -53,7 +53,6 @@ class Link(NamedTuple):
 class Chain(NamedTuple):
     links: list[Link]
     was_idle: bool
-    """Whether nothing else ran on the device before it."""
     clocks: ClockSample | None
     inputs_kept: bool
     """Whether every call left its inputs as they were."""

@@ -59,7 +59,6 @@ class Flags:
         driver.call("cuMemsetD32_v2", ctypes.c_uint64(self.begun), ctypes.c_uint(0), ctypes.c_size_t(FLAG_BYTES // 4))
         self.fd = self._shared.export()
         self.last = 0
-        """Number of the last requested call."""
 
     def close(self) -> None:
         self._shared.close()

@@ -61,7 +61,6 @@ class ExactOnDevice:
         self._found: Cut | None = None
         self._is_looked_for = False
         self.ways: set[Way] = set()
-        """The ways used so far."""
 
     def result(self, values: Values, near: Values | None, op: str, patience_s: float) -> Values:
         """Compute `op` (`call` or `backward`) on `values`; `near` is the result in the own dtype, if known."""

@@ -76,13 +76,11 @@ class GpuSession(Session):
         self.copies_outputs = False
         """Whether the child copies every output to shared memory, since the judge can map none of its own."""
         self.switches: dict[str, Any] = {}
-        """Torch's precision switches as the child reported them."""
         self.needs_warming = False
         """Whether it has freed the memory of calls, so that the next one must allocate it."""
         self._outputs_bytes = 0
         self._is_ready = False
         self._is_read_in_place = False
-        """Whether its last result is still read in place."""
 
     def initialize(self) -> None:
         """Make the device's context and run every first-time initialisation, in half a second."""

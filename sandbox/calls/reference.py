@@ -53,7 +53,6 @@ class Form(NamedTuple):
     compiled: CompileMode | None = None
     changed_weights: bool = False
     precision: Precision = "strict"
-    """Precision policy of the process."""
     channels_last: bool = False
     """Whether weights are in channels_last, and each call converts its inputs."""
 

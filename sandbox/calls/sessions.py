@@ -28,7 +28,6 @@ class Refused(Exception):
         self.unsupported = answer.get("unsupported") is True
         """Whether a value cannot be handed over."""
         self.memory = answer.get("memory") is True
-        """Whether memory was missing."""
         room = answer.get("room")
         self.room = room if type(room) is int and room > 0 else None
         """Bytes of an output for which too little memory was shared."""
@@ -54,7 +53,6 @@ MOST_RESERVED = 2 * 2**30
 SPARE = 3
 """Reserve, as a multiple of the memory of inputs and result."""
 OBSERVING = 3
-"""Calls per observation."""
 IDLE_MS, LEAVING_MS = 0.0, 5.0
 """Processor time that a child may use while it is stopped.
 
@@ -113,7 +111,6 @@ class Timed(NamedTuple):
     milliseconds: float
     cpu_ms: float
     device: DeviceObservation | None = None
-    """Further observations of a call on a GPU."""
 
 
 def beyond_threads(settings: Settings, milliseconds: float, cpu_ms: float) -> str:
@@ -157,7 +154,6 @@ class Session:
         self.restores = False
         """Whether weights that calls change are restored before each call."""
         self._is_read = False
-        """Whether a result was read."""
         self._reserved = False
         self._cpu_ms_at_stop: float | None = None
         """The child's processor time in ms when it was stopped; None while it runs."""

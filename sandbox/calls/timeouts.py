@@ -31,7 +31,6 @@ PROGRAM = re.compile(
     r"(?:[\w.]+-)*(?:g\+\+|gcc|c\+\+|cc|cpp|clang\+\+|clang|as|ld(?:\.\w+)?|gold|mold|lld|llvm-\w+)(?:-[\d.]+)?"
     r"|collect2|cc1|cc1plus|lto1|lto-wrapper|nvcc|cicc|ptxas|cudafe\+\+|fatbinary|nvlink|bin2c|nvc\+\+|hipcc|icpx|dpcpp"
 )
-"""Names of compilers, assemblers and linkers."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -65,7 +64,6 @@ class ImportTimeout:
     is_made_for_it: Callable[[], bool] = lambda: False
     """Whether a judge is making files that it may wait for."""
     used_s: float = 0.0
-    """Counted seconds."""
 
     @classmethod
     def of(cls, settings: Settings, used_s: float = 0.0, wall: int = WALL) -> "ImportTimeout":

@@ -171,7 +171,6 @@ class Starter(NamedTuple):
 
     pid: int
     fd: int
-    """A descriptor of the process."""
 
 
 def stat_fields(pid: int) -> list[bytes]:

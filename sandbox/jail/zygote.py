@@ -263,7 +263,6 @@ class Zygotes:
 
 
 ZYGOTES = Zygotes()
-"""The default zygotes of children."""
 
 
 def resident_bytes(pid: int) -> int:
