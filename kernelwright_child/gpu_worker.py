@@ -300,7 +300,7 @@ class Drawing:
         tree = wire.pack(self._drawn(message), tensors)
         for place, tensor in zip(self._device.worker.shared, tensors, strict=True):
             if place.shape != tensor.shape or place.dtype != tensor.dtype:
-                raise wire.WireError("get_inputs gives tensors of another shape or dtype under another seed")
+                raise wire.WireError("get_inputs returns tensors of another shape or dtype under another seed")
             place.copy_(tensor)
         torch.cuda.synchronize()
         return {"tree": tree}

@@ -198,7 +198,7 @@ class Reference(ModelRunner):
         for number, (_, module, name, tensor, value) in enumerate(self.followed):
             now = getattr(module, name).detach().cpu()
             if now.shape != value.shape:
-                raise wire.WireError(f"a call gives {name} of the model another shape; let it keep the one it has")
+                raise wire.WireError(f"a call changes the shape of {name} in the model; let it keep its shape")
             if not torch.equal(*(one.contiguous().reshape(-1).view(torch.uint8) for one in (now, value))):
                 found["parameters" if isinstance(tensor, torch.nn.Parameter) else "buffers"].append(number)
         found["inputs"] = [index for index, tensor in enumerate(self.shared) if tensor._version != before[index]]

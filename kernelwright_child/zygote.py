@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> None:
     try:
         parent = os.pidfd_open(judge)
         if os.getppid() != judge:
-            raise UnfitError("the judge has gone")
+            raise UnfitError("the judge has ended")
         cores, imports = (argument.split(",") for argument in arguments[2:4])
         affinity = _prepared(frozenset(map(int, cores)), list(filter(None, imports)))
     except (UnfitError, ImportError, OSError) as error:

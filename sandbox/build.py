@@ -189,7 +189,7 @@ def shortcuts_found() -> str | None:
     linker = f", linked by {found.linker}" if found.linker else ""
     header = "torch's light header" if headers_are_ready(found) else "no light header of torch's yet"
     return (
-        f"{found.compiler}{linker}; {header} and {len(BuildStore())} finished builds; all that is kept takes "
+        f"{found.compiler}{linker}; {header} and {len(BuildStore())} finished builds; all caches take "
         f"{everything.size_bytes() / 2**30:.1f} of {everything.limit_bytes / 2**30:.1f} GiB ({LIMIT_VARIABLE}) in "
         f"{cache_root()}"
     )

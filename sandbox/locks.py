@@ -162,10 +162,10 @@ def report_load(cores: tuple[int, ...], threads: int, wait: bool, waiting: WaitL
             return
         if waited_s - reported_s >= REPORT_S:
             reported_s = waited_s
-            words = f"{load}: waiting until it has gone, for {waited_s:.0f} s so far; Ctrl-C ends it"
+            words = f"{load}: waiting until it ends, for {waited_s:.0f} s so far; Ctrl-C ends it"
             print(f"kernelwright: {words}", file=sys.stderr, flush=True)
         if waiting.stopped():
-            raise MachineError("the judging was stopped before the load on its cores had gone")
+            raise MachineError("the judging was stopped before the load on its cores had ended")
         time.sleep(LOOK_S)
 
 

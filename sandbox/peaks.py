@@ -226,7 +226,7 @@ def _device_measured() -> Peaks:
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        raise MachineError(f"device 0 could not be measured ({last}); end what else uses it")
+        raise MachineError(f"device 0 could not be measured ({last}); end other programs on it")
     found = json.loads(done.stdout.splitlines()[-1])
     context = driver.Context(0)
     try:

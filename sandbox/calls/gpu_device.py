@@ -407,7 +407,9 @@ class SharedInputs:
             self._memory = SharedDeviceMemory(layout, device.ordinal)
             device.calibrate(self._memory)
         if not self._memory.is_for(layout):
-            raise BrokenProblem("get_inputs gives tensors of another shape or dtype under another seed; let it not")
+            raise BrokenProblem(
+                "get_inputs returns tensors of another shape or dtype under another seed; let it keep them"
+            )
         return self._memory
 
     def close(self) -> None:

@@ -498,7 +498,7 @@ class GpuSession(Session):
         )
         if self._device.is_busy():
             raise MachineError(
-                f"{said}, and still is now that the candidate has been ended; end what else uses the device"
+                f"{said}, and still is now that the candidate has been ended; end other programs on the device"
             )
         raise Misbehaved(said)
 

@@ -181,7 +181,9 @@ class Session:
             LOG.debug("%s has greeted", self._kind)
         except ChildLate:
             limit = self._settings.start_timeout_s
-            raise MachineError(f"no child process came up within {limit:.0f} s; end what loads this machine") from None
+            raise MachineError(
+                f"no child process came up within {limit:.0f} s; end the programs that load this machine"
+            ) from None
         except ChildGone as error:
             raise MachineError(f"{error}; see `kernelwright doctor`, or try --jail off to find the layer") from None
 

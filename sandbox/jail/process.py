@@ -348,7 +348,7 @@ class Child:
         if self._zygote and parent and _parent(parent) == self._zygote.pid:
             self._starter = Starter(parent, os.pidfd_open(parent))
         if self.pid not in self._tree():
-            raise ChildGone("the first word came from a process that is not the child's")
+            raise ChildGone("the first message came from a process that is not the child's")
         # Nothing of the candidate has run: all these processes are the jail's.
         self._own = frozenset(self._tree()) | frozenset(self._jail.members() or ())
 
@@ -356,7 +356,7 @@ class Child:
         """Send one message. A message of the child without a question is a breach of the protocol."""
         if self.has_spoken(0):
             self.receive(time.monotonic())
-            raise ChildGone("the child spoke without being asked")
+            raise ChildGone("the child sent a message without a question")
         data = json.dumps(message).encode()
         if len(data) > PACKET_BYTES:
             raise MachineError(f"a call needs a message of {len(data)} bytes; the limit is {PACKET_BYTES}")
@@ -366,7 +366,7 @@ class Child:
             else:
                 self._channel.send(data)
         except BlockingIOError:
-            raise ChildGone("the child does not read what it is asked") from None
+            raise ChildGone("the child does not read its messages") from None
         except OSError:
             raise ChildGone(f"the child closed its channel{self._how_it_ended()}") from None
 
