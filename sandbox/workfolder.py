@@ -95,7 +95,11 @@ class WorkFolder:
 
     def __init__(self) -> None:
         place = temporary_place()
-        _require_space(place)
+        if (free := shutil.disk_usage(place).free) < LEAST_FREE_BYTES:
+            found, least = free // 2**20, LEAST_FREE_BYTES // 2**20
+            raise MachineError(
+                f"only {found} MiB are free in {place}, and judging needs {least}; free some space or set TMPDIR"
+            )
         try:
             self._held = HeldFolder("work", place)
             self.path = self._held.path
@@ -174,15 +178,6 @@ def temporary_place() -> str:
         raise MachineError(
             "no folder for temporary files can be written to; set TMPDIR to one on a disk with at least 2 GiB free"
         ) from None
-
-
-def _require_space(folder: str) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < LEAST_FREE_BYTES:
-        least = LEAST_FREE_BYTES // 2**20
-        raise MachineError(
-            f"only {free // 2**20} MiB are free in {folder}, and judging needs {least}; free some space or set TMPDIR"
-        )
 
 
 def shared_environment(threads: int, steady: bool) -> dict[str, str]:

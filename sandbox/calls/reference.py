@@ -99,6 +99,7 @@ class ReferenceSession:
         `sample`: inputs of another reference of the problem, for their layout.
         """
         self.problem, self.backend, self.settings, self.form = problem, backend, backend.settings, form
+        self._patience_s = PATIENCE * self.settings.call_timeout_s
         self.compilation = CompiledGraphs(0, 0)
         self._folder = folder or WorkFolder()
         self.sample = sample
@@ -408,10 +409,6 @@ class ReferenceSession:
     def nothing_ms(self) -> float:
         """Return the time of an empty call in ms, on the clock of `call_ms`."""
         return self.protocol_ms()
-
-    @property
-    def _patience_s(self) -> float:
-        return PATIENCE * self.settings.call_timeout_s
 
     @cached_property
     def status(self) -> ProblemStatus:

@@ -29,6 +29,7 @@ class ControlGroup:
     def __init__(self, parents: tuple[Path, ...], memory_bytes: int, processes: int) -> None:
         name = f"kernelwright-{os.getpid()}-{secrets.token_hex(4)}"
         self.folders = [parent / name for parent in parents]
+        self.procs = [str(folder / "cgroup.procs") for folder in self.folders]
         self.entries: tuple[int, ...] = ()
         try:
             for folder in self.folders:
@@ -50,10 +51,6 @@ class ControlGroup:
             if (folder / file).exists():
                 with contextlib.suppress(OSError):
                     (folder / file).write_text(str(value))
-
-    @property
-    def procs(self) -> list[str]:
-        return [str(folder / "cgroup.procs") for folder in self.folders]
 
     def members(self) -> list[int]:
         """Return all living processes of the group, a hundred times as fast as a search through /proc.
