@@ -323,7 +323,7 @@ class Verifier:
                 self._verify(cell)
 
     def _verify(self, cell: LeaderboardCell) -> None:
-        from kernelwright.sandbox.machine import needs_device
+        from kernelwright.sandbox.machine import usual_device
 
         folder = Path(str(cell.folder))
         with log_of(folder) as log:
@@ -331,7 +331,7 @@ class Verifier:
             candidate = candidate_of(log.text(str(cell.candidate_digest)))
             settings = _settings(log.header.config)
         if "device" not in settings.model_fields_set:
-            settings = settings.on("cuda" if needs_device(candidate.language, problem.size) else "cpu")
+            settings = settings.on(usual_device(candidate.language, problem.size))
         judgement = judged_here(problem, candidate, settings, self.device, f"{cell.run} attempt {cell.attempt}")
         with VerdictStore(folder / VERIFIED) as store:
             store.add(judgement)

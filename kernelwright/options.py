@@ -294,10 +294,10 @@ def device_for(asked: str | None, language: str, size: str, local: bool = True) 
     `UserMistake` where that cannot be meant, `MachineError` where this machine has no such device. `local`: it is
     judged here, so this machine's devices count.
     """
-    from kernelwright.sandbox.machine import ON_DEVICE, needs_device
+    from kernelwright.sandbox.machine import ON_DEVICE, usual_device
 
     if asked is None:
-        return "cuda" if needs_device(language, size) else "cpu"
+        return usual_device(language, size)
     check_device(asked, device_count() if local else None)
     if asked == "cpu" and language in ON_DEVICE:
         raise UserMistake(

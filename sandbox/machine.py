@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import kernelwright_child
 from kernelwright.problems.languages import LANGUAGES
@@ -143,15 +144,15 @@ def compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
-def needs_device(language: str, size: str) -> bool:
-    """Choose a GPU for candidates of this language on a problem of this size.
+def usual_device(language: str, size: str) -> Literal["cpu", "cuda"]:
+    """Choose the device for candidates of this language on a problem of this size.
 
-    Plain Python runs wherever torch does: on a device where there is one, unless the size is for a processor.
+    Plain Python runs wherever torch does: on a GPU where there is one, unless the size is for a processor.
     """
     from kernelwright_child import driver
 
     known = LANGUAGES[language]
-    return language in ON_DEVICE or (known.runs_anywhere and size != "cpu" and driver.device_count() > 0)
+    return "cuda" if known.runs_anywhere and size != "cpu" and driver.device_count() > 0 else known.device
 
 
 def require_tools(language: str) -> None:

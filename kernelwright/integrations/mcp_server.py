@@ -27,7 +27,7 @@ from kernelwright.problems.source import reading_below
 from kernelwright.prompts import Target
 from kernelwright.prompts.rendering import fenced, trimmed
 from kernelwright.sandbox.authenticity.scan import candidate_of, is_file_name, shown
-from kernelwright.sandbox.machine import needs_device
+from kernelwright.sandbox.machine import usual_device
 from kernelwright.sandbox.pool.executor import ExecutorError
 from kernelwright.sandbox.pool.judge_pool import JudgePool, JudgingError
 from kernelwright.sandbox.verdict.report import counted_speedup
@@ -123,7 +123,7 @@ class AgentTools:
         device = self._chosen.get("device")
         if device is None:
             language = candidate_of(text.encode(errors="replace").decode()).language
-            device = "cuda" if needs_device(language, self._problem(name, size).size) else "cpu"
+            device = usual_device(language, self._problem(name, size).size)
         problem = self._problem(name, size or ("gpu" if device != "cpu" and name in catalog_names() else None))
         judged = await self._pool_on(device, profile and device != "cpu").judge(problem, text)
         if judged.report is None:

@@ -41,7 +41,7 @@ from kernelwright.sandbox.judge.stages import (
 )
 from kernelwright.sandbox.locks import WaitLimit, report_load
 from kernelwright.sandbox.logs import build_reason, names_an_error, trim_build_log, trim_traceback
-from kernelwright.sandbox.machine import needs_device, versions, versions_used
+from kernelwright.sandbox.machine import usual_device, versions, versions_used
 from kernelwright.sandbox.storage import Store, work_key
 from kernelwright.sandbox.timing.paired import in_background
 from kernelwright.sandbox.toolchain import require_headers, toolchain
@@ -434,7 +434,7 @@ def judge(problem: GivenProblem, candidate: GivenSource, settings: Settings | No
     problem, candidate = problem_of(problem), candidate_given(checked_source(candidate))
     chosen = settings or Settings()
     if "device" not in chosen.model_fields_set:
-        device = "cuda" if needs_device(candidate.language, problem.size) else "cpu"
+        device = usual_device(candidate.language, problem.size)
         chosen = chosen.on(device)
     with Judge(problem, chosen) as keeper:
         return keeper.judge(candidate)

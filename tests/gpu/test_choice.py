@@ -4,7 +4,7 @@ import pytest
 
 from kernelwright.commands.score import device_of
 from kernelwright.evals.score import CandidateFile
-from kernelwright.sandbox.machine import needs_device, require_tools
+from kernelwright.sandbox.machine import require_tools, usual_device
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.terminal import UserMistake
 from kernelwright_child import driver
@@ -20,17 +20,17 @@ class ModelNew: pass
 @pytest.mark.parametrize("language", ["cuda", "triton"])
 @pytest.mark.parametrize("size", ["cpu", "gpu", "file"])
 def test_cuda_and_triton_run_on_a_device_whatever_the_size(language, size):
-    assert needs_device(language, size)
+    assert usual_device(language, size) == "cuda"
 
 
 @pytest.mark.parametrize("size", ["cpu", "gpu", "file"])
 def test_cpp_runs_on_the_processor(size):
-    assert not needs_device("cpp", size)
+    assert usual_device("cpp", size) == "cpu"
 
 
 def test_plain_python_runs_on_a_device_where_there_is_one_and_the_problem_has_its_size():
-    assert needs_device("python", "gpu") is (driver.device_count() > 0)
-    assert not needs_device("python", "cpu")
+    assert (usual_device("python", "gpu") == "cuda") is (driver.device_count() > 0)
+    assert usual_device("python", "cpu") == "cpu"
 
 
 @pytest.mark.skipif(driver.device_count() > 0, reason="this machine has a CUDA device")
