@@ -4,12 +4,14 @@ Further facts of a prompt: the hardware's sheet, PyTorch's times, the roofline.
 """
 
 import os
+import platform
 import re
 import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,8 @@ def sheet_in(section: str, target: prompts.Target) -> prompts.DeviceSheet:
 
 def versions_here() -> prompts.TargetVersions:
     """Read the versions of this machine, under which the answers of a run are judged."""
-    numbers = {name: re.match(r"\d+\.\d+", versions()[name]) for name in ("python", "torch")}
+    found = {"python": platform.python_version(), "torch": metadata.version("torch")}  # importing torch takes seconds
+    numbers = {name: re.match(r"\d+\.\d+", version) for name, version in found.items()}
     return prompts.TargetVersions(**{name: number[0] for name, number in numbers.items() if number})
 
 

@@ -299,7 +299,7 @@ def show_prompt(choice: PromptChoice, without: frozenset[str] = frozenset()) -> 
         target=choice.target,
         role=choice.role,
         device=sheet,
-        versions=TargetVersions(**choice.versions),
+        versions=TargetVersions(**({} if choice.device else versions_here().model_dump()) | choice.versions),
         baselines=Baselines() if choice.device else remembered(problem, sheet, Settings().threads),
         parent=parent,
     )
@@ -310,7 +310,8 @@ def first_prompt(problem: Problem, target: Target) -> Prompt:
     """Render the first prompt of a search for a problem."""
     sheet = sheet_for(target, None)
     known = remembered(problem, sheet, Settings().threads)
-    return render(Brief(problem=problem, target=target, role="propose", device=sheet, baselines=known))
+    here = {"device": sheet, "versions": versions_here(), "baselines": known}
+    return render(Brief(problem=problem, target=target, role="propose", **here))
 
 
 def default_size(problem: str, target: Target) -> str | None:

@@ -1,7 +1,9 @@
 import json
 import os
+import platform
 import subprocess
 import sys
+from importlib.metadata import version as version_of
 from pathlib import Path
 
 import pytest
@@ -85,8 +87,13 @@ def test_problems_check_goes_on_after_a_broken_problem(kernelwright, tmp_path):
 def test_prompt_prints_the_prompt_and_counts_on_standard_error(kernelwright):
     done = kernelwright("prompt", "rms_norm", "--target", "cuda", "--device", "H200")
     assert done.returncode == 0, done.stderr
-    assert "class ModelNew" in done.stdout and "NVIDIA H200" in done.stdout
+    assert "class ModelNew" in done.stdout and "NVIDIA H200" in done.stdout and "PyTorch 2.9" in done.stdout
     assert "contract" in done.stderr and "tokens" in done.stderr
+
+
+def test_prompt_names_the_versions_of_this_machine(kernelwright):
+    python, torch = (".".join(version.split(".")[:2]) for version in (platform.python_version(), version_of("torch")))
+    assert f"Python {python} and PyTorch {torch}" in kernelwright("prompt", "rms_norm").stdout
 
 
 def test_prompt_takes_versions_and_direction(kernelwright):
