@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from kernelwright.agent import steering
@@ -42,24 +42,74 @@ class EndedSearch(NamedTuple):
     expected_gain: float
 
 
-class SearchErrors:
-    """Errors that ended searches of a run: those of a problem, and those of the run.
+class Scheduler:
+    """The searches of one run, with what they share: attempts, a budget, statistics of ideas.
 
     A machine may lack something for one problem alone, such as memory. It counts as broken where `LACKING` successive
     problems end so, or where no problem of the run had a verdict.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        log: RunLog,
+        config: SearchConfig,
+        parts_for: Callable[[Problem], Parts],
+        ended: Callable[[Problem], None] = lambda problem: None,
+    ) -> None:
+        """`ended` is called each time that the search for a problem has ended: to keep its best and free resources."""
+        self.log, self.config, self.parts_for, self.ended = log, config, parts_for, ended
+        self.accounts: dict[str, EndedSearch] = {}
+        self._prices, self._start = steering.load_prices(config.prices), time.monotonic()
+        self._spent: dict[str, steering.Spent] = {}  # by problem
         self._pending: AnswerPending | None = None
         self._lacking: list[MachineError] = []  # since the last verdict
         self._judged = False
 
-    def note(self, event: Event) -> None:
-        if isinstance(event.body, Confirmed) or (isinstance(event.body, JudgedAttempt) and event.body.same_as is None):
-            self._judged = True
-            self._lacking.clear()
+    async def search(self, problems: Sequence[Problem]) -> None:
+        """Search for all of them. The first error ends the run, and running searches are dropped.
 
-    def take(self, errors: Iterable[BaseException | None]) -> None:
+        Two kinds of error concern one problem alone: `AnswerPending`, which is raised at the end, and a problem that
+        cannot be judged, which its search has logged.
+        """
+        idea_statistics = IdeaStatistics(self.log, self.config)
+        queue = list(problems)
+        running: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                while len(running) < self.config.problems_at_once and (problem := self._next(queue)) is not None:
+                    running.add(asyncio.create_task(self._search_one(problem, idea_statistics)))
+                if not running:
+                    break
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                self._take(task.exception() for task in done)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        if self._pending is not None:
+            raise self._pending
+        if self._lacking and not self._judged:
+            raise self._lacking[-1]
+
+    async def _search_one(self, problem: Problem, idea_statistics: IdeaStatistics) -> None:
+        given = self.parts_for(problem)
+
+        def on_event(event: Event) -> None:
+            body = event.body
+            if isinstance(body, Confirmed) or (isinstance(body, JudgedAttempt) and body.same_as is None):
+                self._judged = True
+                self._lacking.clear()
+            given.on_event(event)
+
+        parts = replace(given, idea_statistics=idea_statistics, limit=self._limit, on_event=on_event)
+        try:
+            view = await search(problem, parts)
+        finally:
+            self.ended(problem)
+        self._spent[problem.name] = steering.spent(view, self._prices)
+        self.accounts[problem.name] = account(problem, view, parts.config)
+
+    def _take(self, errors: Iterable[BaseException | None]) -> None:
         """Take in the errors that ended some searches; raise the first one that concerns the run."""
         others: list[BaseException] = []
         for error in errors:
@@ -75,62 +125,14 @@ class SearchErrors:
         if others:
             raise others[0]
 
-    def conclude(self) -> None:
-        """At the run's end, raise the error that kept it from being complete."""
-        if self._pending is not None:
-            raise self._pending
-        if self._lacking and not self._judged:
-            raise self._lacking[-1]
-
-
-@dataclass
-class Scheduler:
-    log: RunLog
-    config: SearchConfig
-    parts_for: Callable[[Problem], Parts]
-    ended: Callable[[Problem], None] = lambda problem: None
-    """Called each time that the search for a problem has ended: to keep its best and free its resources."""
-    accounts: dict[str, EndedSearch] = field(default_factory=dict)
-    errors: SearchErrors = field(default_factory=SearchErrors)
-
-    async def search(self, problems: Sequence[Problem]) -> None:
-        """Search for all of them. The first error ends the run, and running searches are dropped.
-
-        Two kinds of error concern one problem alone: `AnswerPending`, which is raised at the end, and a problem that
-        cannot be judged, which its search has logged. See `SearchErrors` for errors of the machine.
-        """
-        shared = SharedBudget(self.config.batch, steering.load_prices(self.config.prices))
-        idea_statistics = IdeaStatistics(self.log, self.config)
-        queue = list(problems)
-        running: set[asyncio.Task[None]] = set()
-        try:
-            while True:
-                while len(running) < self.config.problems_at_once and (problem := self._next(queue)) is not None:
-                    running.add(asyncio.create_task(self._search_one(problem, shared, idea_statistics)))
-                if not running:
-                    break
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                self.errors.take(task.exception() for task in done)
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-        self.errors.conclude()
-
-    async def _search_one(self, problem: Problem, shared: "SharedBudget", idea_statistics: IdeaStatistics) -> None:
-        given = self.parts_for(problem)
-
-        def on_event(event: Event) -> None:
-            self.errors.note(event)
-            given.on_event(event)
-
-        parts = replace(given, idea_statistics=idea_statistics, limit=shared.limit, on_event=on_event)
-        try:
-            view = await search(problem, parts)
-        finally:
-            self.ended(problem)
-        shared.note(view)
-        self.accounts[problem.name] = account(problem, view, parts.config)
+    def _limit(self, view: View) -> str | None:
+        """Say why the run may ask no more; its wall seconds are those of this process."""
+        if self.config.batch == Budget():
+            return None
+        self._spent[view.problem] = steering.spent(view, self._prices)
+        total = sum(self._spent.values(), start=steering.NOTHING)
+        wall_s = time.monotonic() - self._start
+        return steering.exceeded(self.config.batch, total.model_copy(update={"wall_s": wall_s}), " of the run")
 
     def _next(self, queue: list[Problem]) -> Problem | None:
         """Choose the next problem of the queue; after these, the one to give unspent attempts to."""
@@ -147,27 +149,6 @@ class Scheduler:
         # While it runs, what it was granted is steering.spent.
         self.accounts[chosen.problem.name] = chosen._replace(left=chosen.left - more, ran_out=False)
         return chosen.problem
-
-
-class SharedBudget:
-    def __init__(self, limits: Budget, prices: steering.Prices) -> None:
-        self._budget = limits
-        self._prices = prices
-        self._by_problem: dict[str, steering.Spent] = {}
-        self._start = time.monotonic()
-
-    def note(self, view: View) -> None:
-        if self._budget != Budget():
-            self._by_problem[view.problem] = steering.spent(view, self._prices)
-
-    def limit(self, view: View) -> str | None:
-        """Say why no more may be asked; the wall seconds are those of this process."""
-        if self._budget == Budget():
-            return None
-        self.note(view)
-        total = sum(self._by_problem.values(), start=steering.NOTHING)
-        wall_s = time.monotonic() - self._start
-        return steering.exceeded(self._budget, total.model_copy(update={"wall_s": wall_s}), " of the run")
 
 
 def account(problem: Problem, view: View, config: SearchConfig) -> EndedSearch:
