@@ -11,19 +11,19 @@ import os
 import pkgutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
 from kernelwright.agent.config import Api, ProviderOptions, ServerOptions, read_provider
-from kernelwright.agent.log.events import Event
 from kernelwright.agent.log.records import Ask, Reply, Request
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.strategies import function_in
-from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record, read_table
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.storage import write_atomically
@@ -58,17 +58,6 @@ class Provider(Protocol):
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
         """Answer `request`, which `ask` and `prompt` led to. Raises `ProviderError` and `NoMoreAnswers`."""
         ...
-
-
-class RunRecord(Protocol):
-    """A provider's view of its run; a `RunLog` is one."""
-
-    @property
-    def folder(self) -> Path: ...
-
-    def events(self, problem: str | None = None, after: int = 0) -> Iterable[Event]: ...
-
-    def problem(self, name: str) -> Problem: ...
 
 
 LOG = logging.getLogger("kernelwright.agent.providers")
@@ -180,17 +169,7 @@ def load_presets(path: Path | None = None) -> dict[str, Preset]:
 
 
 GROUP = "kernelwright.providers"
-Maker = Callable[[Any, RunRecord], Provider]
-
-
-class _NotStarted:
-    folder = Path()
-
-    def events(self, problem: str | None = None, after: int = 0) -> Iterable[Event]:
-        return ()
-
-    def problem(self, name: str) -> Problem:
-        raise ProviderError(f"there is no run yet, and so no problem {name!r} in it; ask once it has started")
+Maker = Callable[[Any, RunLog], Provider]
 
 
 def providers() -> dict[str, EntryPoint]:
@@ -200,7 +179,7 @@ def providers() -> dict[str, EntryPoint]:
     return shipped | {point.name: point for point in entry_points(group=GROUP) if point.name not in shipped}
 
 
-def provider_for(options: ProviderOptions, run: RunRecord) -> Provider:
+def provider_for(options: ProviderOptions, run: RunLog) -> Provider:
     """Make the provider. Raises `ProviderError`, for instance without a key. See `providing`."""
     known, name = providers(), options.kind
     make: Maker
@@ -220,13 +199,14 @@ def provider_for(options: ProviderOptions, run: RunRecord) -> Provider:
 
 def check_provider(options: ProviderOptions) -> None:
     """Raise, before a run starts, the error of `provider_for`, or that of a response cache that cannot be written."""
-    provider_for(options, _NotStarted())
+    not_started: Any = SimpleNamespace(folder=Path(), events=lambda *_: ())
+    provider_for(options, not_started)
     if options.cache is not None:
         ReplyCache(Path(options.cache)).try_out()
 
 
 @asynccontextmanager
-async def providing(options: ProviderOptions, run: RunRecord) -> AsyncIterator[Provider]:
+async def providing(options: ProviderOptions, run: RunLog) -> AsyncIterator[Provider]:
     """Make the provider, and close it at the end."""
     provider = provider_for(options, run)
     try:

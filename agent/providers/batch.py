@@ -20,7 +20,7 @@ from kernelwright.agent.config import ProviderOptions, ServerOptions
 from kernelwright.agent.log.records import Ask, Reply, Request
 from kernelwright.agent.log.store import Journal, RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers import AnswerPending, Provider, ProviderError, RunRecord
+from kernelwright.agent.providers import AnswerPending, Provider, ProviderError
 from kernelwright.agent.providers.server import WIRES, OpenAIProvider
 from kernelwright.problems.problem import Record
 from kernelwright.prompts import Prompt
@@ -267,5 +267,5 @@ class BatchProvider:
         raise AnswerPending(f"the asks wait for a batch: {steps}")
 
 
-def provider(options: ProviderOptions, run: RunRecord) -> Provider:
+def provider(options: ProviderOptions, run: RunLog) -> Provider:
     return BatchProvider()

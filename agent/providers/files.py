@@ -9,7 +9,8 @@ from pathlib import Path
 
 from kernelwright.agent.config import FilesOptions
 from kernelwright.agent.log.records import Ask, Reply, Request
-from kernelwright.agent.providers import AnswerPending, Provider, ProviderError, RunRecord
+from kernelwright.agent.log.store import RunLog
+from kernelwright.agent.providers import AnswerPending, Provider, ProviderError
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.storage import write_atomically
@@ -51,5 +52,5 @@ class FilesProvider:
         return sorted(path for path in answers if not path.is_file() or not path.stat().st_size)
 
 
-def provider(options: FilesOptions, run: RunRecord) -> Provider:
+def provider(options: FilesOptions, run: RunLog) -> Provider:
     return FilesProvider(Path(options.folder) if options.folder else run.folder / TASKS)

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from kernelwright.agent.config import Api, LocalOptions, ServerOptions
 from kernelwright.agent.log.records import Ask, Reply, Request
-from kernelwright.agent.providers import Provider, ProviderError, RunRecord
+from kernelwright.agent.log.store import RunLog
+from kernelwright.agent.providers import Provider, ProviderError
 from kernelwright.agent.providers.server import OpenAIProvider
 from kernelwright.problems.problem import LibraryMissing
 from kernelwright.prompts import Prompt
@@ -180,5 +181,5 @@ class LocalProvider:
             self._server = None
 
 
-def provider(options: LocalOptions, run: RunRecord) -> Provider:
+def provider(options: LocalOptions, run: RunLog) -> Provider:
     return LocalProvider(Path(options.model_file) if options.model_file else None, options.api)

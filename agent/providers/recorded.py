@@ -12,8 +12,9 @@ from pydantic import Field, model_validator
 from kernelwright import problems
 from kernelwright.agent.config import RecordedOptions
 from kernelwright.agent.log.records import Ask, Reply, Request
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers import NoMoreAnswers, Provider, ProviderError, RunRecord
+from kernelwright.agent.providers import NoMoreAnswers, Provider, ProviderError
 from kernelwright.problems.languages import TARGETS
 from kernelwright.problems.problem import Record, read_table
 from kernelwright.prompts import Prompt, Role, Target
@@ -84,7 +85,7 @@ class RecordedProvider:
 
     name = "recorded"
 
-    def __init__(self, run: RunRecord, catalog: Path = CATALOG) -> None:
+    def __init__(self, run: RunLog, catalog: Path = CATALOG) -> None:
         self._run = run
         self._catalog = catalog
         self._given: dict[tuple[str, int], str] = {}
@@ -128,5 +129,5 @@ class RecordedProvider:
         return chosen
 
 
-def provider(options: RecordedOptions, run: RunRecord) -> Provider:
+def provider(options: RecordedOptions, run: RunLog) -> Provider:
     return RecordedProvider(run, sessions_folder(options.folder))

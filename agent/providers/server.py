@@ -17,7 +17,8 @@ from urllib.request import getproxies_environment, proxy_bypass
 
 from kernelwright.agent.config import Api, ServerOptions
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
-from kernelwright.agent.providers import Provider, ProviderError, RunRecord
+from kernelwright.agent.log.store import RunLog
+from kernelwright.agent.providers import Provider, ProviderError
 from kernelwright.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -331,5 +332,5 @@ def proxy_for(address: str) -> str:
     return urlsplit(named if "//" in named else f"//{named}").netloc.rpartition("@")[2]
 
 
-def provider(options: ServerOptions, run: RunRecord) -> Provider:
+def provider(options: ServerOptions, run: RunLog) -> Provider:
     return OpenAIProvider(options)

@@ -16,7 +16,8 @@ from functools import cached_property
 
 from kernelwright.agent.config import ProviderOptions
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
-from kernelwright.agent.providers import Provider, ProviderError, RunRecord
+from kernelwright.agent.log.store import RunLog
+from kernelwright.agent.providers import Provider, ProviderError
 from kernelwright.problems import Problem
 from kernelwright.prompts import Prompt
 from kernelwright.sandbox.verdict import verdicts
@@ -231,5 +232,5 @@ class SimulatedEvaluator:
         raise AssertionError("simulated candidates declare no constants")
 
 
-def provider(options: ProviderOptions, run: RunRecord) -> Provider:
+def provider(options: ProviderOptions, run: RunLog) -> Provider:
     return SimulatedProvider(latency_s=(0.0, 0.0))
