@@ -10,7 +10,7 @@ import math
 import mmap
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -198,6 +198,14 @@ def is_sound(tree: Any, tensors: int, depth: int = 0) -> bool:
     return isinstance(body, SCALARS if kind == "v" else str) and kind in ("v", "dtype")
 
 
+def described(answer: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """Return the tree and the claims of a child's answer. Raises `MemoryReadError` for an answer of another form."""
+    tree, claims = answer.get("tree"), answer.get("tensors")
+    if not isinstance(tree, dict) or not isinstance(claims, list) or not is_sound(tree, len(claims)):
+        raise MemoryReadError("the child described its result in a form that cannot be read")
+    return tree, claims
+
+
 def flatten(values: Values) -> Flat:
     """Return the structure of a result and its values in the order of the structure.
 
@@ -325,8 +333,8 @@ class MemoryReadError(Exception):
         super().__init__(one_line(reason))
 
 
-class Described(BaseModel):
-    """A child's claim of a tensor's place. Its form is checked here, its truth by reading."""
+class TensorClaim(BaseModel):
+    """A child's claim of a tensor. Its form is checked here, its truth by reading."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -334,7 +342,17 @@ class Described(BaseModel):
     shape: list[int] = Field(max_length=16)
     stride: list[int] = Field(max_length=16)
     """In elements."""
-    address: int = Field(ge=0, lt=2**63)
+
+    @classmethod
+    def checked(cls, claim: Any) -> Self:
+        """Parse a claim. Raises `MemoryReadError` unless it describes a strided tensor of a plain dtype."""
+        try:
+            found = cls.model_validate(claim)
+        except ValidationError as error:
+            why = error.errors()[0]["msg"]
+            raise MemoryReadError(f"the child described an output in a form that cannot be read: {why}") from None
+        require_plain(found.dtype, found.shape, found.stride)
+        return found
 
     @property
     def extent(self) -> int:
@@ -347,28 +365,21 @@ class Described(BaseModel):
         return max(self.extent, math.prod(self.shape)) * int(getattr(torch, self.dtype).itemsize)
 
 
+class HostTensor(TensorClaim):
+    address: int = Field(ge=0, lt=2**63)
+
+
 def read_tensors(pid: int, claims: list[Any], limit_bytes: int) -> tuple[RawTensor, ...]:
     """Read the values at the claimed places, made contiguous.
 
     Raises `MemoryReadError` for a malformed or unreadable claim, and, before reading, where all together would take
     more than `limit_bytes`.
     """
-    places = [_place(claim) for claim in claims]
+    places = [HostTensor.checked(claim) for claim in claims]
     if sum(place.bytes for place in places) > limit_bytes:
         shapes = ", ".join(str(place.shape) for place in places[:SHOWN])
         raise MemoryReadError(f"a result of shapes {shapes} spans more than {limit_bytes} bytes")
     return tuple(_read(pid, place) for place in places)
-
-
-def _place(claim: Any) -> Described:
-    try:
-        place = Described.model_validate(claim)
-    except ValidationError as error:
-        raise MemoryReadError(
-            f"the child described an output in a form that cannot be read: {error.errors()[0]['msg']}"
-        ) from None
-    require_plain(place.dtype, place.shape, place.stride)
-    return place
 
 
 def require_plain(dtype: str, shape: list[int], stride: list[int]) -> None:
@@ -393,7 +404,7 @@ def _span(shape: list[int], stride: list[int]) -> int:
     return 1 + sum((max(1, size) - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
-def _read(pid: int, place: Described) -> RawTensor:
+def _read(pid: int, place: HostTensor) -> RawTensor:
     shape, extent = tuple(place.shape), place.extent
     if not extent:
         return RawTensor(place.dtype, shape, bytearray())

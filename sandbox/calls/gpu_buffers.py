@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from kernelwright.sandbox.machine import gib
 from kernelwright.sandbox.tensors import (
@@ -25,7 +25,7 @@ from kernelwright.sandbox.tensors import (
     MemoryReadError,
     RawTensor,
     ShownBytes,
-    require_plain,
+    TensorClaim,
     same_bytes,
 )
 from kernelwright.sandbox.verdict.errors import SandboxError
@@ -193,15 +193,7 @@ class SharedDeviceMemory:
             self.fd = -1
 
 
-class Claim(BaseModel):
-    """A child's claim of the place of a device tensor."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    dtype: str
-    shape: list[int] = Field(max_length=16)
-    stride: list[int] = Field(max_length=16)
-    """In elements."""
+class DeviceTensor(TensorClaim):
     handle: str = Field(pattern=r"^([0-9a-f]{128}|shared)?$")
     """The allocation in hexadecimal digits, or `shared`; empty for a tensor without elements."""
     offset: int = Field(ge=0, lt=2**48)
@@ -244,18 +236,13 @@ class Allocations:
 
     def find(self, claim: dict[str, Any]) -> Shown:
         """Map the place of a claim. Raises `MemoryReadError` where it is malformed, unknown or out of bounds."""
-        try:
-            said = Claim.model_validate(claim)
-        except ValidationError as error:
-            text = error.errors()[0]["msg"]
-            raise MemoryReadError(f"the child described an output in a form that cannot be read: {text}") from None
-        require_plain(said.dtype, said.shape, said.stride)
+        said = DeviceTensor.checked(claim)
         dtype = getattr(torch, said.dtype)
         shape, stride = tuple(said.shape), tuple(said.stride)
         if 0 in shape:
             return Shown(said.dtype, shape, stride, 0, 0)
         base, size = self._room_bounds() if said.handle == SHARED else self._map(bytes.fromhex(said.handle))
-        extent = 1 + sum((count - 1) * step for count, step in zip(shape, stride, strict=True))
+        extent = said.extent
         if said.offset + extent * dtype.itemsize > size:
             raise MemoryReadError(f"an output of shape {said.shape} reaches beyond its allocation of {size} bytes")
         return Shown(said.dtype, shape, stride, base + said.offset, extent * dtype.itemsize)

@@ -11,7 +11,7 @@ from kernelwright.sandbox.calls.gpu_device import Flags, Handover
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.clocks import ClockSample
 from kernelwright.sandbox.jail.process import ChildLate
-from kernelwright.sandbox.tensors import MemoryReadError, Values, alone, is_sound, with_changed
+from kernelwright.sandbox.tensors import MemoryReadError, Values, alone, described, with_changed
 from kernelwright_child import driver
 
 LEAST_PASSES, MOST_PASSES, SETTLED = 2, 8, 0.03
@@ -157,9 +157,7 @@ def call_behind_a_spin(session: GpuSession, work: Work, values: Values) -> float
 
 
 def _shown_by_link(session: GpuSession, answer: dict[str, Any], count: int) -> list[list[Shown]]:
-    tree, claims = answer.get("tree"), answer.get("tensors")
-    if not isinstance(tree, dict) or not isinstance(claims, list) or not is_sound(tree, len(claims)):
-        raise MemoryReadError("the child described its results in a form that cannot be read")
+    tree, claims = described(answer)
     shown = session.find(claims, count)
     per_call, rest = divmod(len(shown), count)
     if rest or not isinstance(tree.get("l"), list) or len(tree["l"]) != count:

@@ -35,7 +35,7 @@ from kernelwright.sandbox.calls.sessions import (
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.jail.process import ChildGone, ChildLate
 from kernelwright.sandbox.machine import gib
-from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, is_sound, with_changed
+from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, described, is_sound, with_changed
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import WorkFolder
@@ -229,11 +229,8 @@ class GpuSession(Session):
         """Return the model's buffers after its calls; refuse far more than this many bytes."""
         self._device.make_current()
         answer = self.ask({"op": "state"}, self._settings.start_timeout_s)
-        claims = answer.get("tensors")
-        shown = [self._allocations.find(claim) for claim in claims] if isinstance(claims, list) else []
-        tree = answer.get("tree")
-        if not isinstance(tree, dict) or not is_sound(tree, len(shown)):
-            raise MemoryReadError("the child described its buffers in a form that cannot be read")
+        tree, claims = described(answer)
+        shown = [self._allocations.find(claim) for claim in claims]
         if sum(output.bytes for output in shown) > (most := ROOM * most_bytes + LEAST_BYTES):
             raise MemoryReadError(f"the buffers of the model take more than {most} bytes")
         return Values(tree, tuple(fetch(output)[0] for output in shown))

@@ -10,7 +10,7 @@ from kernelwright.sandbox.clocks import ClockSample
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.jail.process import REPORTS_SYSCALLS, Child, ChildGone, ChildLate
 from kernelwright.sandbox.logs import escaped, one_line
-from kernelwright.sandbox.tensors import MemoryReadError, SharedMemory, Values, is_sound, read_tensors, with_changed
+from kernelwright.sandbox.tensors import SharedMemory, Values, described, read_tensors, with_changed
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Defence, Settings
 from kernelwright.sandbox.workfolder import WorkFolder
@@ -340,9 +340,7 @@ class Session:
 
     def fetch(self, answer: dict[str, Any], most_bytes: int | None = None) -> Values:
         """Read the values that an answer describes from the child's memory, up to the largest result."""
-        tree, claims = answer.get("tree"), answer.get("tensors")
-        if not isinstance(tree, dict) or not isinstance(claims, list) or not is_sound(tree, len(claims)):
-            raise MemoryReadError("the child described its result in a form that cannot be read")
+        tree, claims = described(answer)
         try:
             return Values(tree, read_tensors(self._child.pid, claims, most_bytes or self.result_bytes))
         except ProcessLookupError:
