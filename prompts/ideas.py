@@ -145,6 +145,8 @@ class Snippet(Record):
     until: str | None = Field(default=None, pattern=r"^\d+\.\d$")
     precision: PrecisionPolicy | None = None
     when: When = When()
+    needs: tuple[str, ...] = ()
+    helper: bool = False
 
 
 @cache
@@ -173,7 +175,7 @@ def capability_of(device: DeviceSheet) -> float | None:
 
 
 def snippets_for(brief: Brief, room: int) -> tuple[str, ...]:
-    """Choose the snippets for this step, as many from the first on as fit into `room` bytes; return their texts.
+    """Choose the snippets for this step, the first ones that fit into `room` bytes; return their texts.
 
     A repair gets those that its source already uses, whatever the problem.
     """
@@ -183,17 +185,18 @@ def snippets_for(brief: Brief, room: int) -> tuple[str, ...]:
     traits, source = traits_of(brief.problem, brief.target), None
     if brief.role == "repair" and brief.parent is not None:
         traits, source = traits._replace(operators=(), bound=None), brief.parent.source
-    chosen: list[str] = []
+    chosen: set[str] = set()
     cuda = brief.versions.cuda
     for one in snippets():
         is_old = cuda is not None and int(cuda.split(".")[0]) < FIRST_CUDA.get(one.since, 0)
         has_it = float(one.since) <= capability <= float(one.until or capability)
-        is_used = source is None or one.mark in source
+        is_used = one.mark in source if source is not None else not one.helper
         fits = one.precision in {None, brief.problem.precision} and _holds(one.when, traits)
         if has_it and not is_old and is_used and fits:
-            text = snippet_texts()[one.name]
-            room -= len(text.encode()) + 2
-            if room < 0:
-                break
-            chosen.append(text)
-    return tuple(chosen) if len(chosen) > 1 else ()  # a helper alone serves nothing
+            missing = {one.name, *one.needs} - chosen
+            size = sum(len(snippet_texts()[name].encode()) + 2 for name in missing)
+            if size <= room:
+                room -= size
+                chosen |= missing
+    # A helper alone serves nothing.
+    return tuple(snippet_texts()[one.name] for one in snippets() if one.name in chosen) if len(chosen) > 1 else ()

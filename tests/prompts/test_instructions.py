@@ -28,7 +28,7 @@ def narrow(problem, dtype="bfloat16"):
 
 
 COPIES = {"shared_address", "mbarrier", "bulk_load", "bulk_store"}
-PRODUCTS = {"shared_address", "wgmma_layouts", "wgmma", "wgmma_order", "mbarrier"}
+PRODUCTS = {"shared_address", "wgmma_layouts", "wgmma", "wgmma_order"}
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,10 @@ PRODUCTS = {"shared_address", "wgmma_layouts", "wgmma", "wgmma_order", "mbarrier
     [
         (PROBLEM, COPIES),
         (narrow(PROBLEM), COPIES),
-        (PRODUCT, PRODUCTS | {"split"}),
-        (narrow(PRODUCT), PRODUCTS | {"multicast"}),
-        (narrow(PRODUCT, "float16"), PRODUCTS | {"multicast"}),
-        (PRODUCT.model_copy(update={"precision": "tf32"}), PRODUCTS | {"multicast", "bulk_load"}),
+        (PRODUCT, PRODUCTS | {"split", "cp_async", "wgmma_registers"}),
+        (narrow(PRODUCT), PRODUCTS | COPIES),
+        (narrow(PRODUCT, "float16"), PRODUCTS | COPIES),
+        (PRODUCT.model_copy(update={"precision": "tf32"}), PRODUCTS | {"mbarrier", "bulk_load", "multicast"}),
     ],
     ids=["memory", "memory, bf16", "arithmetic", "arithmetic, bf16", "arithmetic, fp16", "arithmetic, tf32"],
 )
