@@ -19,7 +19,7 @@ from bench.beside_kernelbench import Found, evaluated
 from bench.measuring import NO_DEVICE, Kept, Report, is_in_time
 from bench.others.page import OURS, REASON, THEIRS, Row, outcome_of, read_rows
 from kernelwright.problems import Problem
-from kernelwright.problems.formats.robust import read_tasks
+from kernelwright.problems.formats import read_collection
 from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.verdict.errors import SandboxError
@@ -128,7 +128,7 @@ def _kernelagent(root: Path) -> Iterator[Released]:
 
 def _robust_kbench(root: Path) -> Iterator[Released]:
     """Highlighted forward kernels, at the first configuration of their tasks."""
-    tasks = {entry.id: entry.problem for entry in read_tasks(root / "tasks").entries}
+    tasks = {entry.id: entry.problem for entry in read_collection(root / "tasks").entries}
     csv.field_size_limit(2**31 - 1)
     with (root / "highlighted" / "results.csv").open(encoding="utf-8", newline="") as file:
         claims = {row["task_name"]: row["Speedup"] for row in csv.DictReader(file) if row["forward"] == "True"}

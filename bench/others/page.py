@@ -11,6 +11,7 @@ from kernelwright.evals.metrics import geometric_mean
 from kernelwright.evals.tables import in_markdown, markdown_table, number_text, share_text
 from kernelwright.problems.problem import Record
 from kernelwright.sandbox.storage import write_atomically
+from kernelwright.sandbox.verdict.judge_version import JUDGE
 from kernelwright.sandbox.verdict.report import counted_speedup
 from kernelwright.sandbox.verdict.settings import Accuracy, JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import Failed, Measurement, Passed, Verdict
@@ -187,7 +188,7 @@ def _number(name: str) -> tuple[str, int, str]:
 
 def _circumstances(rows: Sequence[Row]) -> str:
     devices = ", ".join(sorted({row.device for row in rows}))
-    versions = sorted({str(row.verdict.evidence.versions.get("judge")) for row in rows if row.verdict})
+    versions = sorted({row.verdict.evidence.versions.get(JUDGE, "not recorded") for row in rows if row.verdict})
     judged_by = f"; judge version {', '.join(versions)}" if versions else ""
     places = "\n".join(f"- {name}: {SOURCES[name][1]}" for name in SOURCES if any(row.source == name for row in rows))
     return f"Judged on {devices}{judged_by}. The releases:\n\n{places}"
