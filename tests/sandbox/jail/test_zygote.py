@@ -45,7 +45,7 @@ def ModelNew():
         "path": sys.path,
         "descriptors": sorted(os.listdir("/proc/self/fd"))[:4],
         "session": os.getsid(0) == os.getpid(),
-        "vector functions are ready": all(first_use(name) < 6 for name in ("tanh", "exp", "erf")),
+        "faults of vector functions": sum(first_use(name) for name in ("tanh", "exp", "erf")),
         "file": getattr(sys.modules.get("kernelwright_child.builder"), "__file__", None),
     }))
 """
@@ -145,7 +145,8 @@ def test_a_fork_is_like_a_program_of_its_own(settings):
     assert forked["temporary"] == f"{here}/tmp"
     for fact in ("folder", "torch threads", "path", "session"):
         assert forked[fact] == spawned[fact], fact
-    assert forked["vector functions are ready"] and spawned["vector functions are ready"]
+    # 43 where they initialise themselves; a kernel that reclaims memory adds a few.
+    assert max(one["faults of vector functions"] for one in (forked, spawned)) < 30
     assert forked["threads"] == 1
     assert forked["descriptors"] == ["0", "1", "2", "3"]
 
