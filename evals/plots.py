@@ -49,7 +49,7 @@ class Axis:
 
 
 def picture(header: Header, shown: Mapping[str, View]) -> str:
-    """Draw a run or a score: each problem is a row, each right attempt a point, the best one with its interval."""
+    """Draw a run or a score: each problem is a row, each correct attempt a point, the best one with its interval."""
     axis = axis_for([one.speedup for view in shown.values() for one in view.attempts if one.speedup is not None])
     height = HEAD + ROW * len(shown) + FOOT
     run, torch = search_of(header), header.versions.get("torch", "unknown")
@@ -61,7 +61,7 @@ def picture(header: Header, shown: Mapping[str, View]) -> str:
         svg_text(20, 26, title, "head"),
         svg_text(20, 45, f"{circumstances}; {header.device}, torch {torch}", "quiet"),
         scale(axis, HEAD, height - FOOT + 4),
-        svg_text(20, height - FOOT + 19, "open: right attempts; filled: the best, with its interval", "quiet"),
+        svg_text(20, height - FOOT + 19, "open: correct attempts; filled: the best, with its interval", "quiet"),
         svg_text(RIGHT + 16, height - FOOT + 19, "times as fast as PyTorch, best [95 %]", "quiet"),
     ]
     parts += [_row(name, view, axis, HEAD + ROW * index) for index, (name, view) in enumerate(shown.items())]
@@ -99,7 +99,7 @@ def _row(name: str, view: View, axis: Axis, top: int) -> str:
     if best is not None:
         parts += [_best(best, axis, middle)]
     else:
-        parts += [svg_text(RIGHT + 16, middle + 4, "not judged" if view.fault else "none right yet", "quiet")]
+        parts += [svg_text(RIGHT + 16, middle + 4, "not judged" if view.fault else "none correct yet", "quiet")]
     return "\n".join(part for part in parts if part)
 
 

@@ -179,7 +179,7 @@ def line_of(event: log_events.Event, view: View) -> str:
             same = f" (as attempt {body.same_as})" if body.same_as else ""
             return f"{body.problem} attempt {body.attempt}: {verdict_words(verdict)}{same}"
         case log_events.Confirmed(verdict=verdict):
-            return f"{body.problem} attempt {body.attempt}, judged afresh: {verdict_words(verdict)}"
+            return f"{body.problem} attempt {body.attempt}, re-evaluated: {verdict_words(verdict)}"
         case log_events.NoCandidate(why=why):
             return f"{body.problem} attempt {body.attempt}: no candidate ({why.kind}): {why.detail}"
         case log_events.ProviderFailed(message=message):

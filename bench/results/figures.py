@@ -89,7 +89,7 @@ class LevelFigures(NamedTuple):
     at_the_wall: int
     """Problems whose fastest baseline runs at 97 % of a copy's speed or more."""
     median: float | None
-    """Of the speedups of right kernels against the fastest baseline at equal accuracy."""
+    """Of the speedups of correct kernels against the fastest baseline at equal accuracy."""
     mean: Estimate | None
     """Their geometric mean."""
     with_failures: float
@@ -220,9 +220,9 @@ class RoleFigures(NamedTuple):
     asked: int
     right: int
     faster: int | None
-    """Right, and faster than the right kernel that they started from; None where none started from one."""
+    """Right, and faster than the correct kernel that they started from; None where none started from one."""
     gain: float | None
-    """Median over right improvements of their speedup over that of their parent."""
+    """Median over correct improvements of their speedup over that of their parent."""
 
 
 def by_role(rows: Sequence[Kept]) -> dict[str, RoleFigures]:
@@ -249,7 +249,7 @@ class IdeaFigures(NamedTuple):
     tried: int
     won: int
     gain: float | None
-    """Median over its right improvements of their speedup over that of their parent."""
+    """Median over its correct improvements of their speedup over that of their parent."""
 
 
 def by_idea(rows: Sequence[Kept]) -> dict[str, IdeaFigures]:

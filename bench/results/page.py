@@ -42,10 +42,10 @@ typed. The table counts ranked problems:
 
 - "judged faster": the share of all problems whose kernel the judge calls `faster`;
 - "at the wall": problems whose fastest baseline runs at 97 % of a copy's speed or more, whatever was answered;
-- "median" and "geometric mean of the right": over right kernels, whose number is under "right". A speedup above 1 that
-  is too noisy or unconfirmed counts as 1;
+- "median" and "geometric mean of the correct": over correct kernels, whose number is under "correct". A speedup above 1
+  that is too noisy or unconfirmed counts as 1;
 - "failures as 1": the geometric mean over all problems; "failures and losses as 1": with slower kernels as 1 too;
-- fast_1, fast_2: the share of all problems with a right kernel more than 1 or 2 times as fast;
+- fast_1, fast_2: the share of all problems with a correct kernel more than 1 or 2 times as fast;
 - "of the roofline": the [roofline](judge.md#roofline)'s time over the kernel's, as a geometric mean. A kernel that
   needs fewer operations than the reference can be below that time; such are counted apart;
 - "of a copy": the same for a copy of as many bytes as the problem has to move."""
@@ -56,7 +56,7 @@ How each was measured; "samples" are paired samples in so many pairs of processe
 older records the start of a digest:"""
 UNDER_WAY = """\
 **This is under way.** Until a search is at its end what counts is what it measured itself, with the effort `search`;
-then its best is judged afresh in full."""
+then its best is re-evaluated in full."""
 OURS_TOO = {"level1/65": "conv_transpose2d_kernel3x7", "level1/75": "conv_transpose2d_grouped_asymmetric"}
 """Problems that are in our catalog too, at the same size."""
 LIKE_OURS = """\
@@ -73,7 +73,7 @@ By level:""",
 
 Under "answers" stands what came of each: the speedup of its first verdict, or where it failed. The speedup is that of
 the best, by the verdict that counts, "judged" that verdict's word; "again" is that of
-[a later judge](#judged-a-second-time). Where nothing is right PyTorch's times and the roofline are those of a brief
+[a later judge](#judged-a-second-time). Where nothing is correct PyTorch's times and the roofline are those of a brief
 look before the first answer. Tokens are those of prompts and answers together, as the provider counts them, else
 estimated from their lengths. The kernels lie in `results/kernels`, a folder a dtype.""",
     "above": """\
@@ -96,11 +96,11 @@ Rules read each kept kernel's source; a rule can miss what is written in an unus
     "curves": """\
 ## How many are faster, and than what
 
-fast_p is the share of all ranked problems that have a right kernel more than p times as fast as the baseline.""",
+fast_p is the share of all ranked problems that have a correct kernel more than p times as fast as the baseline.""",
     "turns": """\
 ## What further answers gained
 
-The best of the first answers to each problem, by the verdicts that count. Where nothing is right yet PyTorch goes on
+The best of the first answers to each problem, by the verdicts that count. Where nothing is correct yet PyTorch goes on
 being used, which counts as 1.""",
     "failures": """\
 ## What failed, and why
@@ -109,8 +109,8 @@ Each with its deciding line; logs and sources stand in the record.""",
     "ideas": """\
 ## Ideas by gain
 
-A draft wins if it is right in the end, an improvement if it is at least 2 % faster than what it started from; its
-repairs belong to it, and what waits for one is not counted yet. The gain is that of right improvements over their
+A draft wins if it is correct in the end, an improvement if it is at least 2 % faster than what it started from; its
+repairs belong to it, and what waits for one is not counted yet. The gain is that of correct improvements over their
 parents.""",
     "commands": """\
 ## Judge one again""",
@@ -118,7 +118,7 @@ parents.""",
 ENDED_EARLY = """\
 Searches that ended before all their answers were asked for:"""
 ROLES = """\
-By what was asked for; a repair starts from a failure, an improvement from a right kernel:"""
+By what was asked for; a repair starts from a failure, an improvement from a correct kernel:"""
 JUDGED_TWICE = """\
 ## Judged a second time
 
@@ -207,8 +207,8 @@ def page(index: Index, selection: Selection, found: Sequence[DtypeBoard], folder
 
 
 SHORT = (
-    "dtype", "problems", "right", "judged faster", "at the wall", "median of the right",
-    "geometric mean of the right [95 %]", "failures as 1", "failures and losses as 1", "fast_1", "fast_2",
+    "dtype", "problems", "correct", "judged faster", "at the wall", "median of the correct",
+    "geometric mean of the correct [95 %]", "failures as 1", "failures and losses as 1", "fast_1", "fast_2",
     "of the roofline", "of a copy",
 )  # fmt: skip
 EVERY = (
@@ -396,7 +396,7 @@ def _ended_early(index: Index) -> list[str]:
 def _failures(index: Index) -> str:
     found = figures.failures(index.rows)
     unsolved = [f"{row.address} in {row.dtype}" for row in index.rows if row.is_begun and row.kernel is None]
-    parts = [f"Without a right kernel: {', '.join(unsolved) or 'none'}.", *_unjudged(index)]
+    parts = [f"Without a correct kernel: {', '.join(unsolved) or 'none'}.", *_unjudged(index)]
     if found:
         parts.append(
             markdown_table(("outcome", "answers"), [(outcome, str(len(ones))) for outcome, ones in found.items()])

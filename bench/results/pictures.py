@@ -32,7 +32,7 @@ def speedups(dtype_board: DtypeBoard) -> str:
     axis = axis_for([*known, *floors])
     height = HEAD + ROW * len(dtype_board.kept) + FOOT
     reported = f"{dtype_board.dtype}: speedup over the fastest baseline, {len(dtype_board.kept)} problems"
-    legend = "open: right answers; filled: the best, with its interval; upright: the roofline"
+    legend = "open: correct answers; filled: the best, with its interval; upright: the roofline"
     parts = [
         svg_text(20, 26, reported, "head"),
         svg_text(20, 45, _circumstances(dtype_board, dtype_board.kept), "quiet"),

@@ -119,7 +119,7 @@ def compare(
 ) -> None:
     """Time your program with the run's kernels, against eager as shipped and torch.compile; compare its outputs.
 
-    It runs here as you would start it, without a jail. Exit code 0 where the program is right and faster than every
+    It runs here as you would start it, without a jail. Exit code 0 where the program is correct and faster than every
     baseline beyond doubt, else 1.
     """
     from kernelwright.programs.compare import Order, drawn, words

@@ -112,7 +112,7 @@ def device_of(files: "list[CandidateFile]", size: str | None, asked: str | None,
     if wanted and "cpp" in examples:
         raise UserMistake(
             f"{examples['cpp']} is in cpp, which runs on the processor, and {examples[wanted[0]]} in {wanted[0]}, "
-            "which runs on a GPU here; put them into two folders and score them apart, or say where with --device"
+            "which runs on a GPU here; put them into two folders and score them separately, or say where with --device"
         )
     return "cuda" if wanted else "cpu"
 

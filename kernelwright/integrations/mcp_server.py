@@ -270,7 +270,7 @@ def server_of(tools: AgentTools) -> MCPServer[None]:
 
     @server.tool(annotations=READS, structured_output=False)
     async def best_so_far(problem: Name, size: Size = None) -> str:
-        """The fastest right kernel of a problem so far: its source, and what it was measured at."""
+        """The fastest correct kernel of a problem so far: its source, and what it was measured at."""
         return await _answer(anyio.to_thread.run_sync(tools.best, problem, size))
 
     @server.tool(annotations=READS)

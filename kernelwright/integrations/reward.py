@@ -42,7 +42,7 @@ class RewardTerms(Record):
     """The terms of payment."""
 
     right: float = Field(default=0.3, ge=0, lt=1)
-    """For a right kernel that is exactly as fast as the fastest baseline."""
+    """For a correct kernel that is exactly as fast as the fastest baseline."""
     full_speedup: float = Field(default=10, ge=LEAST_FULL_SPEEDUP)
     """The speedup that earns 1 where no roofline is known."""
     paid: Paid = "custom"

@@ -56,7 +56,7 @@ def kept_kernels(run: Path) -> KeptKernels:
         part, outcome = capture.part(chosen.part), best.get(chosen.part)
         verdict = outcome.verdict if outcome else None
         if outcome is None or not isinstance(verdict, Passed):
-            left[part.id] = "no right kernel was found"
+            left[part.id] = "no correct kernel was found"
             continue
         status = verdict.evidence.problem_status
         if status is not None and status.status == "weak":

@@ -127,7 +127,7 @@ def _read(program: torch.export.ExportedProgram) -> CallGraph:
     results = []
     for value in output.args[0]:
         if value is not None and not isinstance(value, fx.Node):
-            raise CannotCut(f"it returns {value!r} beside tensors")
+            raise CannotCut(f"it returns {value!r} next to tensors")
         results.append(value)
     nodes = [node for node in program.graph.nodes if node.op in ("call_function", "get_attr")]
     return CallGraph(program, nodes, inputs, state, parameters, constants, results)

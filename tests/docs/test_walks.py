@@ -69,7 +69,7 @@ def test_the_tutorial_works(tmp_path):
     write(tmp_path, files | {"second.py": mended})
     shutil.copytree(DOCS.parent / "bench/records", tmp_path / "bench/records")
     answers = iter([wrong, mended])
-    codes = iter([0, 0, 1, 0, 1, 1, 0])  # doctor, check, the wrong and the right kernel, a run that waits twice
+    codes = iter([0, 0, 1, 0, 1, 1, 0])  # doctor, check, the wrong and the correct kernel, a run that waits twice
     for line in runnable(page):
         if line.words[1] == "resume":
             (task,) = {task.with_name(task.name.replace("task", "answer")) for task in tmp_path.rglob("*.task.md")} - {

@@ -19,7 +19,7 @@ SHELL = f'set -e\nkernelwright() {{ "{sys.executable}" -P -m kernelwright "$@"; 
 
 @pytest.fixture
 def model(tmp_path):
-    """Of a run with a right attempt and a reply without a candidate, in a folder with a space in its name."""
+    """Of a run with a correct attempt and a reply without a candidate, in a folder with a space in its name."""
     problem = type(POSED).model_validate(POSED.model_dump() | {"origin": ORIGIN})
     with writing(tmp_path / "a run", of=problem) as writer:
         writer.attempt(passed(2.0), source=problem.source.replace("class Model(", "class ModelNew("))

@@ -61,7 +61,7 @@ def test_a_model_s_name_stays_text(tmp_path):
 
 def test_a_problem_without_a_right_attempt_says_so(tmp_path):
     found = one_problem(tmp_path / "run", failed("build"))
-    assert "none right yet" in found and any("1 failed at build" in text for text in found)
+    assert "none correct yet" in found and any("1 failed at build" in text for text in found)
 
 
 def test_the_best_is_told_with_its_interval(tmp_path):

@@ -1,4 +1,4 @@
-"""Faults put into a right kernel, and the prompt that asks for the repair of each."""
+"""Faults put into a correct kernel, and the prompt that asks for the repair of each."""
 
 from kernelwright.agent.briefs import BriefMaker
 from kernelwright.agent.log.records import Ask, Attempt, FoundCandidate, PromptOutline

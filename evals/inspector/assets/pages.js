@@ -95,10 +95,10 @@ async function problemPage(index, name) {
     h("div", { class: "pair" }, rooflinePlot(attempts, problem, link), histogram(attempts.reduce((map, one) => map.set(one.outcome, (map.get(one.outcome) || 0) + 1), new Map()))),
     fold("Lineage", () => lineage(attempts, link, problem.best), attempts.length <= 200),
     h("h2", {}, "Attempts"), attemptTable(attempts, false),
-    h("h2", {}, "Reference beside the best"),
+    h("h2", {}, "Reference next to the best"),
     h("div", { class: "pair" }, h("section", {}, h("h3", {}, "reference"), sourceView(reference, "reference")),
-      h("section", {}, h("h3", {}, "best"), best?.source ? sourceView(best.source, "candidate") : h("p", { class: "quiet" }, "No right kernel yet."))),
-    fold("problem.toml: the rules of judging beside the reference", () => plain(problem.manifest)),
+      h("section", {}, h("h3", {}, "best"), best?.source ? sourceView(best.source, "candidate") : h("p", { class: "quiet" }, "No correct kernel yet."))),
+    fold("problem.toml: the rules of judging, next to the reference", () => plain(problem.manifest)),
   ];
 }
 

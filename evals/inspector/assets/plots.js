@@ -64,7 +64,7 @@ function fastCurve(problems) {
   });
   plot.append(s("line", { class: "rule", x1: at.x(1), x2: at.x(1), y1: box.top, y2: box.bottom }));
   const legend = known.map(([, label], i) => h("span", { class: `name c${i}` }, `${label} `));
-  return figure([`The share of the ${total} problems with a right kernel more than p times as fast: `, legend], plot);
+  return figure([`The share of the ${total} problems with a correct kernel more than p times as fast: `, legend], plot);
 }
 
 function histogram(counts) {
@@ -82,7 +82,7 @@ function histogram(counts) {
 
 function progressPlot(attempts, along, label, link) {
   const passing = attempts.filter((one) => one.speedup !== null && along(one) !== null);
-  if (!passing.length) return h("p", { class: "quiet" }, `No right kernel${attempts.some((one) => one.speedup !== null) ? " of a known cost" : ""} yet.`);
+  if (!passing.length) return h("p", { class: "quiet" }, `No correct kernel${attempts.some((one) => one.speedup !== null) ? " of a known cost" : ""} yet.`);
   const ends = attempts.map(along).filter((x) => x !== null);
   const speedups = passing.flatMap((one) => [one.speedup, one.counted]);
   const y = { domain: [Math.min(0.9, ...speedups) * 0.95, Math.max(1.1, ...speedups) * 1.05], log: true, format: (t) => `${number(t, 2)} ×` };
@@ -96,7 +96,7 @@ function progressPlot(attempts, along, label, link) {
   for (const one of passing) {
     plot.append(s("a", { href: link(one.n), "aria-label": `attempt ${one.n}, ${times(one.speedup)}${one.marks}` }, s("circle", { cx: at.x(along(one)), cy: at.y(one.speedup), r: 3.5, class: "dot passed" }, s("title", {}, `attempt ${one.n}: ${times(one.speedup)}${one.marks}`))));
   }
-  return figure(`Best so far, and every right kernel, against ${label}.`, plot);
+  return figure(`Best so far, and every correct kernel, against ${label}.`, plot);
 }
 
 function lineage(attempts, link, best) {
@@ -137,7 +137,7 @@ function rooflinePlot(attempts, limits, link) {
   const { plot, at, box } = frame("Time against the roofline's floor", { domain: [0, attempts.length] }, { domain: [Math.min(...all) * 0.85, Math.max(...all) * 1.15], log: true }, ["attempt", "ms"]);
   lines.forEach(([name, ms], i) => plot.append(s("line", { class: name.startsWith("floor") ? "floor" : "rule", x1: box.left, x2: box.right, y1: at.y(ms), y2: at.y(ms) }), s("text", i % 2 ? { x: box.left + 4, y: at.y(ms) - 4 } : { x: box.right - 4, y: at.y(ms) - 4, "text-anchor": "end" }, `${name}: ${number(ms)} ms`)));
   for (const one of passing) plot.append(s("a", { href: link(one.n), "aria-label": `attempt ${one.n}, ${number(one.ms)} ms` }, s("circle", { cx: at.x(one.n), cy: at.y(one.ms), r: 3.5, class: "dot passed" }, s("title", {}, `attempt ${one.n}: ${number(one.ms)} ms${limits.floor ? `, ${percent(limits.floor / one.ms)} of the floor` : ""}`))));
-  return figure(limits.floor ? "Times of right kernels, the baselines, and the least time that the device's peaks allow." : "Times of right kernels and baselines. No floor has been traced for this problem.", plot);
+  return figure(limits.floor ? "Times of correct kernels, the baselines, and the least time that the device's peaks allow." : "Times of correct kernels and baselines. No floor has been traced for this problem.", plot);
 }
 
 function stripPlot(pairings) {

@@ -1,4 +1,4 @@
-"""A fault is put into a right kernel: the prompt that asks for its repair says what decides."""
+"""A fault is put into a correct kernel: the prompt that asks for its repair says what decides."""
 
 import pytest
 

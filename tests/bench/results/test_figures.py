@@ -178,7 +178,7 @@ def test_what_waits_for_its_answer_is_no_failure_and_no_row(results, tmp_path):
     assert "float32 3 of 3 problems" in flat(page) and "level2/5 none" in flat(page)
     (how,) = (line for line in page.splitlines() if line.startswith("| level1/15 |"))
     assert "| 1.3 k |" in how, "tokens of what was answered"
-    assert "right kernel: none" in page and "| level2/5" not in page
+    assert "correct kernel: none" in page and "| level2/5" not in page
 
 
 def flat(text):
@@ -213,7 +213,7 @@ def test_the_page_says_what_was_chosen_and_is_not_there(run, tmp_path):
     (tmp_path / "index.json").write_text(indexed(searched(run), ()).model_dump_json())
     page = write_page(tmp_path, tmp_path / "docs")[0].read_text()
     assert "float32 1 of 4 problems" in flat(page) and "level3/5 none" in flat(page)
-    assert "right kernel: level1/15" in page
+    assert "correct kernel: level1/15" in page
     assert "| level1/5 Made | 1.20, 2.00 |" in page and "| level1/15 Made | build, " in page
 
 
@@ -231,8 +231,8 @@ def test_the_readme_s_headline_has_the_figures_of_the_page_s_table():
     start = next(at for at, line in enumerate(page) if line.startswith("| dtype | problems |"))
     names, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in page[start : start + 4])
     for row in (dict(zip(names, cells, strict=True)) for cells in rows[1:]):
-        assert f"{row['right']} of {row['problems']}" in readme
-        assert row["judged faster"] in readme and row["geometric mean of the right [95 %]"] in readme
+        assert f"{row['correct']} of {row['problems']}" in readme
+        assert row["judged faster"] in readme and row["geometric mean of the correct [95 %]"] in readme
     only_the_first = not any("| 2 answers |" in line for line in page)
     assert ("the first of four answers" in readme) is only_the_first
 
