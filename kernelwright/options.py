@@ -180,6 +180,8 @@ class JudgingOptions(NamedTuple):
         `UserMistake` where nothing runs on a GPU, `MachineError` where one is not installed. `local`: it is judged
         here.
         """
+        if not (self.sanitize or self.profile):
+            return  # before torch is imported, which the set-up of judging has to precede
         from kernelwright.sandbox.gpu_tools import PROFILE, SANITIZE, require_tools
 
         for option, asked in ((SANITIZE, self.sanitize), (PROFILE, self.profile)):
