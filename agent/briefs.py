@@ -30,7 +30,6 @@ from kernelwright.prompts.brief import Baselines
 from kernelwright.sandbox.machine import cpu_facts, processor_name, versions
 from kernelwright.sandbox.peaks import known_peaks_here
 from kernelwright.sandbox.storage import Store, work_key
-from kernelwright.sandbox.timing.baseline_facts import BaselineTimes
 from kernelwright.sandbox.verdict.report import DOUBTS, timings
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, floor_of
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, EAGER, Failed, Measurement, Passed
@@ -105,6 +104,8 @@ def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folde
 
     Measures nothing. `threads` are those that a candidate on the processor is judged with.
     """
+    from kernelwright.sandbox.timing.baseline_facts import BaselineTimes  # it imports torch
+
     place = sheet.name if sheet.kind != "cpu" else f"{sheet.name}, {threads} threads"
     store = Store(f"baselines/{problem.digest}", folder)
     times = {
