@@ -123,8 +123,6 @@ class DeviceSamples(PairedSamples):
         check = self.check
         self.candidate = list(check.supported(self.reported))
         found = super().measurement(settings)
-        sides = {CANDIDATE: found.candidate_ms, found.closest.baseline: statistics.median(found.closest.baseline_ms)}
-        loads = [(statistics.median(self.host_ms.get(side) or [0.0]), gpu_ms) for side, gpu_ms in sides.items()]
         facts = self._device.clocks.facts()
         device_ms = {name: tuple(times) for name, times in self.baselines.items()} | {CANDIDATE: tuple(self.reported)}
         if self.placebo:
@@ -145,15 +143,11 @@ class DeviceSamples(PairedSamples):
             dropped=dict(self.dropped),
             errors=self.errors,
         )
-        return found.model_copy(
-            update={
-                "clock": "gpu",
-                "on_device": record,
-                "less_accurate": self.less_accurate,
-                "protocol_ms": (),
-                "known_spread": spread_of_launches(self.known_spread, loads),
-            }
+        found = found.model_copy(
+            update={"clock": "gpu", "on_device": record, "less_accurate": self.less_accurate, "protocol_ms": ()}
         )
+        sides = [found.times[side] for side in (CANDIDATE, found.closest.baseline)]
+        return found.model_copy(update={"known_spread": spread_of_launches(self.known_spread, sides)})
 
 
 class Side:

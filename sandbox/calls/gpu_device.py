@@ -284,8 +284,6 @@ class CudaDevice:
         """Use the device's context from the calling thread, also through torch."""
         self._context.make_current()
         if self.ordinal:
-            import torch
-
             torch.cuda.set_device(self.ordinal)
 
     def calibrate(self, shared: SharedDeviceMemory) -> None:

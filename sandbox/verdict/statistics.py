@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -143,14 +143,15 @@ SMALL_HOST_MS, SMALL_RATIO = 0.1, 3.0
 """A call that takes longer than this to issue, and this many times longer than to run, consists of such kernels."""
 
 
-def spread_of_launches(known: KnownSpread | None, sides: Iterable[tuple[float, float]]) -> KnownSpread | None:
+def spread_of_launches(known: KnownSpread | None, sides: Iterable[Mapping[str, float | None]]) -> KnownSpread | None:
     """Raise what is known where one of the programs compared consists of many small kernels.
 
-    `sides` holds host time and GPU time of each program, in ms.
+    `sides` holds the times of each program, as `Measurement.times` has them.
     """
     if known is None or known.sd >= SMALL_SPREAD:
         return known
-    if not any(host_ms > max(SMALL_HOST_MS, SMALL_RATIO * gpu_ms) for host_ms, gpu_ms in sides):
+    times = [(one["host_time_ms"] or 0.0, one["gpu_time_ms"] or 0.0) for one in sides]
+    if not any(host_ms > max(SMALL_HOST_MS, SMALL_RATIO * gpu_ms) for host_ms, gpu_ms in times):
         return known
     return known.model_copy(update={"sd": SMALL_SPREAD, "degrees": SMALL_DEGREES})
 

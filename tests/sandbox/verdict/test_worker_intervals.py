@@ -256,7 +256,7 @@ def test_the_points_of_students_t_are_those_of_the_tables(probability, degrees, 
 )
 def test_programs_of_many_small_kernels_differ_more_from_process_to_process(sides, raised):
     known = KnownSpread(sd=0.007, degrees=4, looks=2, least=0.005)
-    wider = spread_of_launches(known, sides)
+    wider = spread_of_launches(known, [{"host_time_ms": host, "gpu_time_ms": gpu} for host, gpu in sides])
     assert (wider.sd > known.sd) is raised
     once = worker_interval([3.09] * 4, [2.75] * 4, [0] * 4, wider)
     assert (once.low < 1) is raised
