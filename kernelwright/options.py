@@ -180,9 +180,7 @@ class JudgingOptions(NamedTuple):
         `UserMistake` where nothing runs on a GPU, `MachineError` where one is not installed. `local`: it is judged
         here.
         """
-        if not (self.sanitize or self.profile):
-            return  # before torch is imported, which the set-up of judging has to precede
-        from kernelwright.sandbox.gpu_tools import PROFILE, SANITIZE, require_tools
+        from kernelwright.sandbox.machine import PROFILE, SANITIZE, require_cuda_tools
 
         for option, asked in ((SANITIZE, self.sanitize), (PROFILE, self.profile)):
             if asked and not gpu:
@@ -191,7 +189,7 @@ class JudgingOptions(NamedTuple):
                     "or judge candidates that run there, such as cuda or triton"
                 )
         if local:
-            require_tools(self.sanitize, self.profile)
+            require_cuda_tools(self.sanitize, self.profile)
 
 
 RANKING, SEARCHING = JudgingOptions(), JudgingOptions(effort="search")

@@ -7,7 +7,6 @@ import csv
 import io
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -22,45 +21,15 @@ from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.jail.process import ChildGone, ChildLate
 from kernelwright.sandbox.judge.stages import Built
+from kernelwright.sandbox.machine import PROFILE, SANITIZE, cuda_tool, require_cuda_tools
 from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.verdicts import MOST_FAULTS, KernelFacts, Look, Memcheck, MemoryFault
 from kernelwright.sandbox.workfolder import WorkFolder
 
-PLACES = ("/opt/nvidia/nsight-compute/*", "/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
 WHOLE = "/opt/nvidia/nsight-compute"
 """The target of `ncu` in a toolkit's `bin`, which is a link or a script."""
-SANITIZE, PROFILE = "--sanitize", "--profile"
-TOOLS = {SANITIZE: "compute-sanitizer", PROFILE: "ncu"}
-HOW_TO_GET = {
-    "compute-sanitizer": "it comes with the CUDA toolkit; install that, or put it on the PATH",
-    "ncu": "install Nsight Compute, or put it on the PATH",
-}
-
-
-def program(name: str) -> str | None:
-    found = shutil.which(name)
-    if found:
-        return found
-    below = (path for pattern in PLACES for path in Path("/").glob(f"{pattern.lstrip('/')}/{name}"))
-    return next((str(path) for path in sorted(below, reverse=True) if path.is_file()), None)
-
-
-def needed(option: str) -> str:
-    """Find the tool of a command line option. Raises `MachineError` where it is missing."""
-    name = TOOLS[option]
-    path = program(name)
-    if path is None:
-        raise MachineError(f"{option} needs {name}, which is not found; {HOW_TO_GET[name]}")
-    return path
-
-
-def require_tools(sanitize: bool, profile: bool) -> None:
-    """Raise `MachineError`, with the remedy, where a requested tool is not installed."""
-    for option, asked in ((SANITIZE, sanitize), (PROFILE, profile)):
-        if asked:
-            needed(option)
 
 
 def folders(path: str) -> tuple[str, ...]:
@@ -314,7 +283,7 @@ def looked_at(subject: Subject) -> Iterator[None]:
     existing failure. Raises `MachineError` where a tool is missing or does not work.
     """
     settings, built = subject.settings, subject.built
-    require_tools(settings.sanitize, settings.profile)
+    require_cuda_tools(settings.sanitize, settings.profile)
     try:
         yield
     except StageFailed as stop:
@@ -334,7 +303,7 @@ def looked_at(subject: Subject) -> Iterator[None]:
 
 def sanitizer(name: str = "memcheck") -> Tool:
     """Make memcheck, racecheck or synccheck of compute-sanitizer. Raises `MachineError` where it is missing."""
-    path = needed(SANITIZE)
+    path = cuda_tool(SANITIZE)
     return Tool(path, tuple(sanitizer_command(path, "{report}", name)), SANITIZER_ENVIRONMENT)
 
 
@@ -351,7 +320,7 @@ def _sanitized(subject: Subject) -> Memcheck:
 
 
 def _profiled(subject: Subject) -> None:
-    path = needed(PROFILE)
+    path = cuda_tool(PROFILE)
     tool = Tool(path, tuple(ncu_command(path, "{report}")), NCU_ENVIRONMENT)
     ran = run_call(subject, tool)
     counters = tuple(read_counters(ran.report))

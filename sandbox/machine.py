@@ -171,6 +171,39 @@ def require_tools(language: str) -> None:
         raise MachineError(f"no C++ compiler {wanted!r} is found; install one (Debian: apt-get install g++) or set CXX")
 
 
+SANITIZE, PROFILE = "--sanitize", "--profile"
+CUDA_TOOLS = {SANITIZE: "compute-sanitizer", PROFILE: "ncu"}
+TOOL_PLACES = ("/opt/nvidia/nsight-compute/*", "/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
+HOW_TO_GET = {
+    "compute-sanitizer": "it comes with the CUDA toolkit; install that, or put it on the PATH",
+    "ncu": "install Nsight Compute, or put it on the PATH",
+}
+
+
+def cuda_tool_path(name: str) -> str | None:
+    found = shutil.which(name)
+    if found:
+        return found
+    below = (path for pattern in TOOL_PLACES for path in Path("/").glob(f"{pattern.lstrip('/')}/{name}"))
+    return next((str(path) for path in sorted(below, reverse=True) if path.is_file()), None)
+
+
+def cuda_tool(option: str) -> str:
+    """Find the tool of a command line option. Raises `MachineError` where it is missing."""
+    name = CUDA_TOOLS[option]
+    path = cuda_tool_path(name)
+    if path is None:
+        raise MachineError(f"{option} needs {name}, which is not found; {HOW_TO_GET[name]}")
+    return path
+
+
+def require_cuda_tools(sanitize: bool, profile: bool) -> None:
+    """Raise `MachineError`, with the remedy, where a requested tool is not installed."""
+    for option, asked in ((SANITIZE, sanitize), (PROFILE, profile)):
+        if asked:
+            cuda_tool(option)
+
+
 CHILD_SHARE = 0.75
 """Share of memory that one child may take, against runaway processes; several children are planned separately."""
 CONTROL_GROUPS = (

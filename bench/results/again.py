@@ -16,8 +16,9 @@ from kernelwright.evals.verdict_store import Judgement
 from kernelwright.problems import Problem, ProblemError, load_problem
 from kernelwright.problems.formats import SEPARATOR
 from kernelwright.sandbox.authenticity.scan import candidate_of
-from kernelwright.sandbox.gpu_tools import SANITIZE, needed, parse_hazards, run_call, sanitizer
+from kernelwright.sandbox.gpu_tools import parse_hazards, run_call, sanitizer
 from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.machine import SANITIZE, cuda_tool
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.settings import Settings
@@ -109,7 +110,7 @@ def check_hazards(folder: Path, tree: Path, report: Callable[[str], None], minut
     known = read_hazards(folder)
     waiting = [row for row in index.rows if _digest(row) not in ("", *known)]
     if waiting:
-        needed(SANITIZE)
+        cuda_tool(SANITIZE)
     for at, row in enumerate(waiting):
         if time.monotonic() > end:
             return len(waiting) - at

@@ -30,8 +30,12 @@ from kernelwright.sandbox.jail.zygote import ZYGOTES, private_bytes, resident_by
 from kernelwright.sandbox.locks import device_holder
 from kernelwright.sandbox.machine import (
     CHILD_ROOT,
+    CUDA_TOOLS,
     PACKAGES,
+    PROFILE,
+    SANITIZE,
     compiler,
+    cuda_tool_path,
     major_minor,
     package_remedy,
     package_version,
@@ -153,13 +157,13 @@ def _nodes() -> HealthCheck:
 
 
 def _profilers() -> Iterator[HealthCheck]:
-    program = gpu_tools.program(gpu_tools.TOOLS[gpu_tools.PROFILE])
+    program = cuda_tool_path(CUDA_TOOLS[PROFILE])
     if program is None:
         yield _check("GPU: ncu", "", "not found", "only --profile needs it: install Nsight Compute")
     else:
         fault = gpu_tools.counter_obstacle(program)
         yield _check("GPU: ncu", f"{program}; reads the hardware's counters", fault, gpu_tools.COUNTER_REMEDY)
-    sanitizer = gpu_tools.program(gpu_tools.TOOLS[gpu_tools.SANITIZE]) or ""
+    sanitizer = cuda_tool_path(CUDA_TOOLS[SANITIZE]) or ""
     remedy = "only --sanitize needs it: it comes with the CUDA toolkit"
     yield _check("GPU: compute-sanitizer", sanitizer, "" if sanitizer else "not found", remedy)
 

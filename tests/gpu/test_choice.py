@@ -55,7 +55,7 @@ def test_a_folder_of_candidates_in_cpp_is_scored_on_the_processor(tmp_path):
 
 
 def test_candidates_for_both_can_not_be_scored_together(tmp_path):
-    with pytest.raises(UserMistake, match="score them apart"):
+    with pytest.raises(UserMistake, match="score them separately"):
         device_of(files(tmp_path, a=CPP, b=HONEST["triton_relu"].source), None, None)
 
 

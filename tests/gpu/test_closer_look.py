@@ -192,7 +192,7 @@ def test_without_a_gpu_a_tool_is_the_users_mistake(option):
 
 def test_a_tool_that_is_missing_is_the_machines_lack(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("kernelwright.sandbox.gpu_tools.PLACES", ())
+    monkeypatch.setattr("kernelwright.sandbox.machine.TOOL_PLACES", ())
     with pytest.raises(MachineError, match="--profile needs ncu"):
         JudgingOptions(profile=True).check_tools(gpu=True)
     JudgingOptions(profile=True).check_tools(gpu=True, local=False)

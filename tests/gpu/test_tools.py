@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from kernelwright.sandbox import gpu_tools
+from kernelwright.sandbox import gpu_tools, machine
 from kernelwright.sandbox.gpu_tools import Tool, ToolTask, run_under
 from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError
@@ -183,9 +183,9 @@ def test_a_look_tells_why_there_are_no_counters():
 
 def test_a_tool_that_is_not_there_is_named_with_the_option_that_asks_for_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(gpu_tools, "PLACES", ())
+    monkeypatch.setattr(machine, "TOOL_PLACES", ())
     with pytest.raises(MachineError, match="--sanitize needs compute-sanitizer"):
-        gpu_tools.require_tools(sanitize=True, profile=False)
+        machine.require_cuda_tools(sanitize=True, profile=False)
 
 
 def test_what_a_linked_tool_needs_is_where_it_really_lies(tmp_path):
