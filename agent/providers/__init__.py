@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 from pydantic import ValidationError
@@ -172,6 +171,18 @@ GROUP = "kernelwright.providers"
 Maker = Callable[[Any, RunLog], Provider]
 
 
+class _NotStarted:
+    """In place of the run's log, for a provider that is only tried out."""
+
+    folder = Path()
+
+    def events(self, problem: str | None = None, after: int = 0) -> tuple[()]:
+        return ()
+
+    def problem(self, name: str) -> None:
+        raise ProviderError(f"there is no run yet, and so no problem {name!r} in it; ask once it has started")
+
+
 def providers() -> dict[str, EntryPoint]:
     """List those that ship, then those of installed packages, which may not take a shipped name."""
     names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
@@ -199,7 +210,7 @@ def provider_for(options: ProviderOptions, run: RunLog) -> Provider:
 
 def check_provider(options: ProviderOptions) -> None:
     """Raise, before a run starts, the error of `provider_for`, or that of a response cache that cannot be written."""
-    not_started: Any = SimpleNamespace(folder=Path(), events=lambda *_: ())
+    not_started: Any = _NotStarted()
     provider_for(options, not_started)
     if options.cache is not None:
         ReplyCache(Path(options.cache)).try_out()
