@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import AliasChoices, Field, JsonValue, ValidationError
 
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record
@@ -133,9 +133,6 @@ class Device(Record):
         return f"{self.node}/{self.ordinal}"
 
 
-OLD_NAMES = {"beat": "best_speedup", "asks": "overrides"}
-
-
 class Work(Record):
     """One candidate for one problem, to be judged."""
 
@@ -145,16 +142,12 @@ class Work(Record):
     """Whether its judging needs reference processes of its own, with seeds of their own."""
     effort: JudgingEffort | None = None
     """In place of that of the executor's settings."""
-    best_speedup: float | None = None
+    best_speedup: Annotated[float | None, Field(validation_alias=AliasChoices("best_speedup", "beat"))] = None
     """The best speedup so far: at effort `search` a candidate clearly below it is measured no further."""
-    overrides: dict[str, JsonValue] = Field(default={})
+    overrides: Annotated[dict[str, JsonValue], Field(validation_alias=AliasChoices("overrides", "asks"))] = Field(
+        default={}
+    )
     """Settings of the judge in place of the worker's, for this work alone."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _old_names(cls, given: Any) -> Any:
-        """Accept the names that jobs of earlier versions are stored under."""
-        return {OLD_NAMES.get(name, name): value for name, value in given.items()} if isinstance(given, dict) else given
 
 
 class Question(Record):
