@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from kernelwright.problems.languages import TARGETS
 from kernelwright.prompts.brief import Baselines
 from kernelwright.sandbox.machine import cpu_facts, processor_name, versions
 from kernelwright.sandbox.peaks import known_peaks_here
+from kernelwright.sandbox.pool.executor import torch_version
 from kernelwright.sandbox.storage import Store, work_key
 from kernelwright.sandbox.verdict.report import DOUBTS, timings
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, floor_of
@@ -69,7 +69,7 @@ def sheet_in(section: str, target: prompts.Target) -> prompts.DeviceSheet:
 
 def versions_here() -> prompts.TargetVersions:
     """Read the versions of this machine, under which the answers of a run are judged."""
-    found = {"python": platform.python_version(), "torch": metadata.version("torch")}  # importing torch takes seconds
+    found = {"python": platform.python_version(), "torch": torch_version()}
     numbers = {name: re.match(r"\d+\.\d+", version) for name, version in found.items()}
     return prompts.TargetVersions(**{name: number[0] for name, number in numbers.items() if number})
 
