@@ -1,8 +1,16 @@
+"""Importing the search is quick: what is heavy is loaded when it is used."""
+
+import importlib
 import re
 import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
+import bench
+from kernelwright.problems.problem import LibraryMissing
 from tests import structure
 
 DRAWERS = {"utils", "util", "common", "core", "helpers", "misc"}
@@ -54,3 +62,40 @@ def test_sources_are_parsed_in_one_place_only():
     """Elsewhere two threads could parse at once, which ends one of them in Python 3.11."""
     calls = [name for name, module in structure.modules().items() if "ast.parse(" in module.path.read_text()]
     assert calls == ["kernelwright.problems.source"]
+
+
+MODULES = (
+    "kernelwright.agent.engine, kernelwright.agent.log.best, "
+    "kernelwright.agent.providers.server, kernelwright.agent.providers.recorded, "
+    "kernelwright.agent.strategies"
+)
+
+
+def test_importing_the_search_loads_neither_torch_nor_openai():
+    program = f"import sys, {MODULES}; print(sorted({{'torch', 'openai'}} & sys.modules.keys()))"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_every_module_of_the_benches_can_be_imported():
+    root = Path(bench.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        if path.name != "__main__.py":
+            importlib.import_module(".".join(path.relative_to(root.parent).with_suffix("").parts))
+
+
+@pytest.mark.parametrize(
+    "name, missing, said",
+    [
+        ("openenv_environment", ("fastapi",), r"fastapi.*'kernelwright\[openenv\]'"),
+        ("verifiers_taskset", ("verifiers", "verifiers.v1"), r"verifiers.*'verifiers>=0\.4'"),
+    ],
+)
+def test_a_hook_without_its_library_names_what_to_install(monkeypatch, name, missing, said):
+    module = f"kernelwright.integrations.{name}"
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    for one in missing:
+        monkeypatch.setitem(sys.modules, one, None)  # as if it were not installed, also where it is
+    with pytest.raises(LibraryMissing, match=said):
+        import_module(module)

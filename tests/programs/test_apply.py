@@ -1,11 +1,15 @@
 """Kernels of a run put into the model by name; the others are left out with the reason."""
 
+import os
+
 import pytest
 import torch
 
 from kernelwright import applied, apply
 from kernelwright.problems import ProblemError
 from kernelwright.programs.guarded import NoPlace
+from kernelwright.programs.placing import INCLUDED, module_of, started
+from kernelwright.sandbox.machine import package_headers
 from kernelwright.sandbox.storage import all_entries
 from tests.support.programs import COLUMNS, KERNEL, ROWS, Network, run_over_gates
 from tests.support.runs import doubted, failed, made_run, passed
@@ -44,7 +48,7 @@ def test_what_was_applied_counts_to_what_is_kept_and_the_longest_unused_goes(tmp
 
 @pytest.mark.parametrize(
     ("verdict", "why"),
-    [(failed(), "no right kernel"), (passed(0.5), "not faster.* 0.50 x"), (passed(3.0, weak=True), "lazy answer")],
+    [(failed(), "no correct kernel"), (passed(0.5), "not faster.* 0.50 x"), (passed(3.0, weak=True), "lazy answer")],
 )
 def test_what_is_not_right_or_not_faster_stays_out(tmp_path, verdict, why):
     with pytest.raises(NoPlace, match=f"gate: .*{why}"):
@@ -61,3 +65,33 @@ def test_a_run_over_plain_problems_is_refused(tmp_path):
     made_run(tmp_path / "run", problems=1, attempts=1)
     with pytest.raises(ProblemError, match="no parts of a program"):
         apply(Network(), tmp_path / "run")
+
+
+SOURCE = """
+import ctypes
+from torch.utils import cpp_extension
+
+TEXT = '''
+#if __has_include(<cute/tensor.hpp>)
+extern "C" int found() { return 1; }
+#else
+extern "C" int found() { return 0; }
+#endif
+'''
+path = cpp_extension.load_inline(
+    name="found", cpp_sources=[TEXT], no_implicit_headers=True, is_python_module=False
+)
+FOUND = ctypes.CDLL(path).found()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [None, "/usr/include"])
+def test_the_headers_are_found_where_the_package_is_and_the_environment_stays(tmp_path, monkeypatch, before):
+    monkeypatch.delenv(INCLUDED, raising=False)
+    if before:
+        monkeypatch.setenv(INCLUDED, before)
+    (tmp_path / "candidate.py").write_text(SOURCE)
+    module = module_of(tmp_path / "candidate.py", started(tmp_path / "builds"))
+    assert bool(module.FOUND) is (package_headers("cutlass") is not None)
+    assert os.environ.get(INCLUDED) == before

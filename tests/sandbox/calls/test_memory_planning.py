@@ -1,11 +1,14 @@
 """Problems that are larger than the machine: told before anything is made, with what they need and what there is."""
 
+import logging
 from contextlib import closing
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernelwright.sandbox.calls.gpu_buffers import register, with_relief
 from kernelwright.sandbox.calls.memory_planning import (
     CERTAIN_BYTES,
     ON_DEVICE,
@@ -22,7 +25,7 @@ from kernelwright.sandbox.calls.memory_planning import (
 )
 from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.machine import free_bytes
-from kernelwright.sandbox.verdict.errors import UnsupportedHere
+from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.workfolder import WorkFolder
 from tests.support.problems import stateless, tiny_problem
@@ -199,3 +202,59 @@ def test_another_worker_stands_where_it_fits_beside_what_is_planned_to_the_byte(
 @given(NEEDS, st.integers(1, 8), SIZES)
 def test_beside_a_large_problem_stands_no_other_worker(needs, references, free):
     assert not (holds_another(needs, references, free, ON_DEVICE) and needs.is_large)
+
+
+@pytest.fixture
+def asked():
+    """Givers by name, of which the second has just ended; who was asked is noted."""
+    found = []
+
+    def ended():
+        found.append("ended")
+        raise BrokenProblem("it has gone")
+
+    entries = [register(giver, 0) for giver in (lambda: found.append("first"), ended, lambda: found.append("last"))]
+    entries.append(register(lambda: found.append("of another device"), 1))
+    yield found
+    for forget in entries:
+        forget()
+
+
+def failing(times, error):
+    left = [error] * times
+
+    def work():
+        if left:
+            raise left.pop()
+        return "done"
+
+    return work
+
+
+def test_all_of_the_device_are_asked_although_one_has_ended(asked):
+    assert with_relief(failing(1, torch.OutOfMemoryError("none left"))) == "done"
+    assert asked == ["first", "ended", "last"]
+
+
+def test_what_fails_again_is_told(asked):
+    with pytest.raises(torch.OutOfMemoryError):
+        with_relief(failing(2, torch.OutOfMemoryError("none left")))
+
+
+def test_another_error_is_no_reason_to_ask(asked):
+    with pytest.raises(ValueError, match="other"):
+        with_relief(failing(1, ValueError("other")))
+    assert not asked
+
+
+def test_nobody_is_asked_where_there_is_enough(asked):
+    assert with_relief(lambda: 7) == 7
+    assert not asked
+
+
+def test_what_came_of_asking_is_logged(asked, caplog):
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.calls")
+    with_relief(failing(1, torch.OutOfMemoryError("none left")))
+    refused, came = caplog.messages
+    assert "it has gone" in refused
+    assert "device 0" in came and "3 sessions" in came

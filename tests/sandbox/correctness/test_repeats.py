@@ -1,13 +1,17 @@
 """What draws and what only adds up in another order are told apart."""
 
+import gc
 import itertools
+import weakref
 
 import pytest
 import torch
 
 from kernelwright.problems import Tolerance
+from kernelwright.sandbox.correctness.compare import is_right_anyhow, mismatch
+from kernelwright.sandbox.correctness.families import BLOCK, changed
 from kernelwright.sandbox.correctness.lint import draws
-from kernelwright.sandbox.tensors import RawTensor, Values
+from kernelwright.sandbox.tensors import RawTensor, Values, flatten
 
 
 def packed(tensor):
@@ -54,3 +58,68 @@ def test_what_moves_the_whole_is_drawn_and_nothing_more_is_asked(share):
 
 def test_equal_results_are_not_drawn():
     assert not drawn(torch.zeros(16, 128))
+
+
+def other(tensor, names=("w",), changing=("w",), seed=1):
+    return changed(names, [RawTensor.of(tensor)], changing, seed)[0].tensor()
+
+
+def test_changed_weights_are_of_their_kind_and_near_their_own_values():
+    assert not (other(torch.ones(1000)) == 1).any()
+    assert (other(torch.zeros(1000)) != 0).float().mean() > 0.99
+    assert (other(torch.rand(1000) + 1e-3) > 0).all()
+    weights = torch.randn(1000)
+    assert (other(weights) - weights).abs().max() < 0.1 * weights.abs().max() + 0.1
+    assert other(torch.tensor([0.0, -torch.inf]))[1] == -torch.inf
+
+
+def test_integers_and_what_is_not_named_stay():
+    assert other(torch.arange(5)).tolist() == [0, 1, 2, 3, 4]
+    assert other(torch.ones(3), changing=()).tolist() == [1, 1, 1]
+
+
+def test_another_seed_gives_other_weights():
+    assert not torch.equal(other(torch.ones(9), seed=1), other(torch.ones(9), seed=2))
+
+
+def test_large_weights_change_as_small_ones_do_and_the_same_for_a_seed():
+    weights = torch.randn(3, BLOCK + 7)
+    weights[2, 5] = torch.inf
+    found = other(weights)
+    assert torch.equal(found, other(weights)) and found.shape == weights.shape and found[2, 5] == torch.inf
+    finite = weights.isfinite()
+    moved = (found - weights)[finite] / weights[finite].square().mean().sqrt()
+    assert 0.024 < moved.mean() < 0.026
+    assert (moved != 0).float().mean() > 0.99
+    first, second = other(torch.zeros(2, BLOCK))
+    assert not torch.equal(first, second), "every block draws its own"
+
+
+TREES = {
+    "a tensor": {"t": 0},
+    "a list": {"l": [{"t": 0}, {"v": 1.5}]},
+    "a dict": {"d": [["a", {"t": 0}], ["b", {"p": [{"t": 0}]}]]},
+}
+
+
+class Watched(bytearray):
+    """Bytes that can be referred to weakly."""
+
+
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("look", ["flatten", "quick", "whole"])
+def test_a_result_that_was_looked_at_is_let_go_without_a_collection(name, look):
+    looks = {
+        "flatten": flatten,
+        "quick": lambda values: is_right_anyhow(values, values, Tolerance()),
+        "whole": lambda values: mismatch(values, values, values, Tolerance()),
+    }
+    data = Watched(torch.ones(64).numpy().tobytes())
+    values, kept = Values(TREES[name], (RawTensor("float32", (64,), data),)), weakref.ref(data)
+    gc.disable()
+    try:
+        looks[look](values)
+        del values, data
+        assert kept() is None
+    finally:
+        gc.enable()

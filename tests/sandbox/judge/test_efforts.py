@@ -1,4 +1,4 @@
-"""What each effort does, through real children; how its intervals hold is tried in `verdict/test_worker_intervals`."""
+"""What each effort does, through real children; how its intervals hold is tried in `verdict/test_statistics`."""
 
 import json
 import logging
