@@ -18,7 +18,7 @@ from kernelwright.sandbox.calls.memory_planning import CONTEXT_BYTES, ON_DEVICE,
 from kernelwright.sandbox.calls.reference import Form
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.cpu import CpuBackend
-from kernelwright.sandbox.gpu_timing import DeviceTiming
+from kernelwright.sandbox.gpu_timing import LINKS, DeviceTiming
 from kernelwright.sandbox.gpu_tools import Subject, looked_at
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.judge.stages import Built
@@ -136,7 +136,7 @@ class GpuBackend(CpuBackend):
                 raise
         assert isinstance(baselines, GpuBaselines)
         taken, needs = self._taken_by_candidate(built), baselines.first.needs
-        granted = GRANTED * (needs.weights + needs.peak + CONTEXT_BYTES)
+        granted = GRANTED * (needs.weights + needs.peak + LINKS * needs.result + CONTEXT_BYTES)  # a chain
         if taken > granted:
             raise StageFailed(
                 "run",

@@ -5,6 +5,7 @@ events, the host ahead and the L2 cache cold. What the candidate's process repor
 stamps support it. A program that waits for the device itself is timed call by call, as it is issued.
 """
 
+import logging
 import secrets
 import statistics
 import time
@@ -14,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from kernelwright.sandbox.calls.gpu_buffers import free_cached_memory
+from kernelwright.sandbox.calls.gpu_buffers import free_cached_memory, relieve
 from kernelwright.sandbox.calls.gpu_chain import (
     CannotIssueAhead,
     Chain,
@@ -43,6 +44,7 @@ from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.statistics import KnownSpread, spread_of_launches
 from kernelwright.sandbox.verdict.verdicts import EAGER, Measurement
 
+LOG = logging.getLogger("kernelwright.sandbox.timing")
 CANDIDATE = "candidate"
 TURNS_MS = 0.5
 """If all calls of a chain but the last take this much longer, one stream waits for another, and the device serves
@@ -271,7 +273,7 @@ class DeviceTiming(Timing):
             good += self._round(session, sides, calls)
             if good == ROUNDS or (self._own_s > OWN_S and samples.candidate):
                 break
-        self._look_at_nothing()
+        self._look_at_nothing(calls)
         samples.switches |= {CANDIDATE: session.switches, EAGER: self.baseline.switches}
         for name, reference, precision in self._sides_beside():
             assert isinstance(reference, GpuReference)
@@ -454,23 +456,37 @@ class DeviceTiming(Timing):
                 pair = _trusted(links[again][number]), _trusted(links[eager][number])
                 samples.placebo.append((*pair, self.number))
 
-    def _look_at_nothing(self) -> None:
-        """Time calls that compute next to nothing, by the judge's clock and by their events."""
+    def _look_at_nothing(self, calls: int) -> None:
+        """Time calls that compute next to nothing, by the judge's clock and by their events, in chains of so many.
+
+        Where memory is too short even for one of them, the candidate's times in chains have nothing to be held against.
+        """
         samples = self.samples
         with self.baseline.on_device() as session:
+            if samples.issues_ahead and not any(self._has_timed_nothing(session, each) for each in (calls, 1)):
+                samples.begin_again()
             if not samples.issues_ahead:
                 self._device.wakes = True
                 try:
                     samples.empty_ms = [session.nothing_ms() for _ in range(EMPTY_CALLS)]
                 finally:
                     self._device.wakes = False
-                return
-            work, values = Work("touch", self._result_sizes), [self._earlier] * (1 + LINKS)
+
+    def _has_timed_nothing(self, session: GpuSession, calls: int) -> bool:
+        samples, work, values = self.samples, Work("touch", self._result_sizes), [self._earlier] * (1 + calls)
+        taken: list[tuple[float | None, float]] = []
+        try:
             rehearse(session, work, self._earlier, len(values))
-            for _ in range(EMPTY_CALLS // LINKS):
+            while len(taken) < EMPTY_CALLS:
                 links = run_chain(session, work, values, self._earlier, True).links[1:]
-                samples.empty_ms += [link.judge_ms for link in links if link.judge_ms is not None]
-                samples.empty_gpu_ms += [_trusted(link) for link in links]
+                taken += [(link.judge_ms, _trusted(link)) for link in links]
+        except CannotIssueAhead as error:
+            LOG.info("calls that compute nothing: %s", error)
+            relieve()
+            return False
+        samples.empty_ms += [judge_ms for judge_ms, _ in taken if judge_ms is not None]
+        samples.empty_gpu_ms += [device_ms for _, device_ms in taken]
+        return True
 
 
 BUSY = "the device was not idle before the call, or memory was missing in it"

@@ -6,7 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kernelwright.sandbox.calls.gpu_buffers import Shown, with_relief
+import torch
+
+from kernelwright.sandbox.calls.gpu_buffers import Shown, relieve, with_relief
 from kernelwright.sandbox.calls.gpu_device import Flags, Handover
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.clocks import ClockSample
@@ -65,14 +67,22 @@ def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before:
 
     With `keep` results are copied. Raises `CannotIssueAhead`, and the errors of a call.
     """
-    device, dealer, flags, shared = session.device, session.device.dealer, session.flags(), session.inputs
-    assert shared is not None
+    flags = session.flags()
     if session.needs_warming:  # a call behind a wait could get no memory
         rehearse(session, work, before, len(values))
-    dealer.load()
+    session.device.dealer.load()
     prepared = session.prepare(before)
     message = work.message(flags, values[0]) | {"seeds": [one.seed for one in values], "show": keep}
     flags.last += len(values)
+    with session.keeps_memory():
+        return _run_issued(session, values, message)._replace(was_idle=prepared.was_idle)
+
+
+def _run_issued(session: GpuSession, values: Sequence[Values], message: dict[str, Any]) -> Chain:
+    """Issue the calls, hand over one input after another, and take the results that the message asks for."""
+    device, dealer, flags, shared = session.device, session.device.dealer, session.flags(), session.inputs
+    assert shared is not None
+    keep = message["show"]
     answer = session.issue(message, session.issue_limit_s(len(values)))
     if answer is None or "error" in answer:
         session.drain()
@@ -92,6 +102,9 @@ def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before:
         handovers = with_relief(made)
         driver.synchronize()
         judge_ms = dealer.deal(flags, shared.places, handovers)
+    except torch.OutOfMemoryError:
+        session.drain()
+        raise CannotIssueAhead("there is no memory for its results") from None
     except BaseException:
         session.drain()
         raise
@@ -109,7 +122,7 @@ def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before:
     ]
     kept = all(handover.inputs_kept for handover in handovers)
     sizes = min(([output.bytes for output in outputs] for outputs in shown), key=sum)
-    return Chain(links, prepared.was_idle, clocks, kept, sizes)
+    return Chain(links, True, clocks, kept, sizes)
 
 
 def rehearse(session: GpuSession, work: Work, values: Values, calls: int) -> list[float]:
@@ -128,6 +141,9 @@ def rehearse(session: GpuSession, work: Work, values: Values, calls: int) -> lis
     before, start = math.inf, time.monotonic()
     for number in range(MOST_PASSES):
         answer = session.issue_and_wait(message | {"waits": number == 0})
+        if answer.get("memory") is True:
+            relieve()
+            answer = session.issue_and_wait(message | {"waits": number == 0})
         times = session.issue_and_wait({"op": "times"})
         if "error" in answer:
             raise CannotIssueAhead(str(answer["error"])[:200])

@@ -5,7 +5,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from kernelwright.sandbox.calls.gpu_buffers import (
@@ -81,6 +82,7 @@ class GpuSession(Session):
         self._outputs_bytes = 0
         self._is_ready = False
         self._is_read_in_place = False
+        self._has_issued = False
 
     def initialize(self) -> None:
         """Make the device's context and run every first-time initialisation, in half a second."""
@@ -159,8 +161,8 @@ class GpuSession(Session):
         self._exchange(message, self._settings.start_timeout_s, room.fd)
 
     def free_memory(self) -> None:
-        """Let the child free all device memory that it caches, its results included."""
-        if self._is_read_in_place:
+        """Let the child free all device memory that it caches, its results included, unless they are in use."""
+        if self._is_read_in_place or self._has_issued:
             return
         self._device.make_current()
         self._allocations.forget()
@@ -361,6 +363,15 @@ class GpuSession(Session):
         if answer is None:
             raise ChildLate
         return answer
+
+    @contextmanager
+    def keeps_memory(self) -> Iterator[None]:
+        """Within it calls are issued ahead: nothing of theirs is freed, and their results stay mapped."""
+        self._has_issued = True
+        try:
+            yield
+        finally:
+            self._has_issued = False
 
     def drain(self) -> None:
         """Let issued calls run on any inputs, and wait for their end."""

@@ -1,7 +1,9 @@
-"""Outputs whose memory was given back and taken again: they lie where others lay, and are not those."""
+"""Device memory that is given back, taken again, or short: results are right, and a judging ends in a verdict."""
 
 import pytest
+import torch
 
+from kernelwright.sandbox import gpu_timing
 from kernelwright.sandbox.calls.gpu_buffers import SPARE_PLACES
 from kernelwright.sandbox.gpu import backend_of
 from kernelwright_child import driver
@@ -13,6 +15,7 @@ pytestmark = [
     pytest.mark.skipif(driver.device_count() == 0, reason="the driver sees no CUDA device"),
 ]
 GIVING = problem("giving", "torch.cuda.empty_cache(); return inputs[0] * 2", "torch.randn(2048, 4096)")
+LARGE = problem("large", "return torch.relu(inputs[0])", "torch.randn(2**18, 1024)")
 GIVES_BACK = """
 import torch
 
@@ -49,3 +52,13 @@ def test_a_candidate_that_gives_memory_back_in_each_call_is_right():
     with Judges() as judges:
         verdict = judges.judged(RELU, GIVES_BACK)
     assert verdict.outcome == "passed", verdict
+
+
+def test_where_memory_runs_out_in_the_middle_of_a_measurement_it_goes_on_with_less(monkeypatch):
+    monkeypatch.setattr(gpu_timing, "MEMORY_SHARE", 8.0)  # as if another program took it after the calls were planned
+    torch.cuda.empty_cache()
+    ballast = torch.empty(torch.cuda.mem_get_info()[0] - 13 * 2**30, dtype=torch.uint8, device="cuda")
+    with Judges() as judges:
+        verdict = judges.judged(LARGE, GIVES_BACK.replace("torch.cuda.empty_cache()", "pass"))
+    assert verdict.outcome == "passed", verdict
+    assert ballast.numel()
