@@ -1,4 +1,4 @@
-"""Every kept kernel judged a second time: another process, other seeds, another day's device; do the intervals meet?
+"""Kept kernels judged in full by the present clock, and a second time: other processes and seeds, another day.
 
 What is judged is in the file before the next begins, so it may be stopped at any time and goes on where it was.
 """
@@ -7,8 +7,19 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from bench.results.records import AGAIN, Kept, meet, read_index, read_lines, write_index, write_lines
+from bench.results.records import (
+    AGAIN,
+    Kept,
+    judgings_in,
+    meet,
+    read_index,
+    records_in,
+    waiting,
+    write_index,
+    write_lines,
+)
 from kernelwright.agent.briefs import sheet_for
 from kernelwright.evals.metrics import summarize
 from kernelwright.evals.score import judged_here
@@ -22,36 +33,40 @@ from kernelwright.sandbox.machine import SANITIZE, cuda_tool
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.verdicts import Verdict
 
 
 def judge_again(folder: Path, tree: Path, report: Callable[[str], None], minutes: float = float("inf")) -> list[str]:
-    """Judge what has no second judging yet, in full, against the problems of a checkout; what could not be judged.
+    """Judge in full what `waiting` says, against the problems of a checkout; return what could not be judged.
 
     Raises `ProblemError` where this machine has another device than the run's, or the checkout another problem.
     """
     from kernelwright.sandbox.jail.zygote import prepare_judge
 
     end = time.monotonic() + 60 * minutes
-    index = read_index(folder)
-    waiting = [row for row in index.rows if row.kernel and row.again is None]
-    problems = {row.kernel: problem_of(row, tree) for row in waiting}
+    index, known = read_index(folder), judgings_in(folder)
+    records = {(one.address, one.dtype): one for one in records_in(folder)}
+    pairs = [(row, answered) for row in index.rows for answered in waiting(records[row.address, row.dtype], known)]
+    problems = {row.address + row.dtype: problem_of(row, tree) for row, _ in pairs}
     prepare_judge()
     left: list[str] = []
-    for at, row in enumerate(waiting):
+    for at, (row, answered) in enumerate(pairs):
         if time.monotonic() > end:
-            left += [f"{one.address} in {one.dtype}: no time was left" for one in waiting[at:]]
+            left += [f"{one.address} in {one.dtype}: no time was left" for one, _ in pairs[at:]]
             break
         header = index.runs[row.run]
         _check_device(header["device"], index.run_summary(row).target)
-        settings = Settings.model_validate(header["config"]["judging"]).at("rank")
+        settings, problem = _here(header["config"]["judging"]).at("rank"), problems[row.address + row.dtype]
+        device = sheet_for("cuda" if settings.gpu else "cpp", ordinal=settings.ordinal).name
+        where = f"{row.address} in {row.dtype}, answer {answered.attempt.number}"
         try:
-            done = _judged(row, problems[row.kernel], (folder / str(row.kernel)).read_text("utf-8"), settings)
+            done = judged_here(problem, candidate_of(str(answered.source)), settings, device, where)
         except SandboxError as error:
-            left.append(f"{row.address} in {row.dtype}: {error}")
+            left.append(f"{where}: {error}")
             continue
-        known = list(read_lines(folder / AGAIN, Judgement.model_validate_json))
-        write_lines(folder / AGAIN, [*known, done])
-        report(said(row, done))
+        known.append(done)
+        write_lines(folder / AGAIN, known)
+        report(f"{where}: {said(answered.attempt.ruling, done)}")
     write_index(folder)
     return left
 
@@ -65,13 +80,14 @@ def problem_of(row: Kept, tree: Path) -> Problem:
     return problem
 
 
-def said(row: Kept, done: Judgement) -> str:
-    first, second = row.facts.best, summarize(done.verdict)
-    where = f"{row.address} in {row.dtype}"
-    if not second.passed or first is None:
-        return f"{where}: REFUSED at {second.stage}"
-    words = "the intervals meet" if meet(first.measured, second) else "THE INTERVALS DO NOT MEET"
-    return f"{where}: {_words(first.measured)}, now {_words(second)}: {words}"
+def said(before: Verdict | None, done: Judgement) -> str:
+    """Compare two verdicts on a kernel, in words."""
+    second = summarize(done.verdict)
+    if not second.passed or before is None:
+        return f"REFUSED at {second.stage}"
+    first = summarize(before)
+    words = "the intervals meet" if meet(first, second) else "THE INTERVALS DO NOT MEET"
+    return f"{_words(first)}, now {_words(second)}: {words}"
 
 
 def _words(found: object) -> str:
@@ -79,12 +95,9 @@ def _words(found: object) -> str:
     return f"{speedup:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def _judged(row: Kept, problem: Problem, source: str, settings: Settings) -> Judgement:
-    candidate = candidate_of(source)
-    if row.facts.best is None or candidate.digest != row.facts.best.candidate_digest:
-        raise ProblemError(f"{row.kernel} is not the kernel that was measured; restore it, or keep the runs again")
-    device = sheet_for("cuda" if settings.gpu else "cpp", ordinal=settings.ordinal).name
-    return judged_here(problem, candidate, settings, device, str(row.kernel))
+def _here(judging: dict[str, Any]) -> Settings:
+    """Return the settings of a run, with the cores of this machine."""
+    return Settings.model_validate({name: value for name, value in judging.items() if name != "cores"})
 
 
 def _check_device(device: str, target: str) -> None:
@@ -114,7 +127,7 @@ def check_hazards(folder: Path, tree: Path, report: Callable[[str], None], minut
     for at, row in enumerate(waiting):
         if time.monotonic() > end:
             return len(waiting) - at
-        settings = Settings.model_validate(index.runs[row.run]["config"]["judging"]).at("screen")
+        settings = _here(index.runs[row.run]["config"]["judging"]).at("screen")
         try:
             found = _checked(row, tree, (folder / str(row.kernel)).read_text(encoding="utf-8"), settings)
         except SandboxError as error:

@@ -96,6 +96,9 @@ class LevelFigures(NamedTuple):
     """The geometric mean over all problems, a failure as 1."""
     with_losses: float
     """The same, and a slower kernel as 1 too: PyTorch goes on being used."""
+    against_any: float
+    """The geometric mean over all problems against the fastest of all baselines, less accurate ones too; a failure as
+    1."""
     fast_2: float
     fast_1: dict[str, float]
     """By baseline."""
@@ -112,6 +115,7 @@ def level_figures(pairs: Sequence[tuple[Kept, LeaderboardCell]], baselines: Sequ
     results = {name: [cell.result(name) for _, cell in pairs] for name in baselines}
     speedups = [one.speedup for one in results["best"] if one.speedup is not None]
     everywhere = [1.0 if one.speedup is None else one.speedup for one in results["best"]]
+    any_baseline = [_against_any(cell) for _, cell in pairs]
     shares = [share for _, cell in pairs if (share := floor_share(cell)) is not None]
     above = [share for share in shares if share <= 1]
     copies = [share for kept, cell in pairs if (share := copy_share(kept, cell)) is not None]
@@ -124,12 +128,20 @@ def level_figures(pairs: Sequence[tuple[Kept, LeaderboardCell]], baselines: Sequ
         mean=metrics.geometric_mean(speedups) if speedups else None,
         with_failures=metrics.geometric_mean(everywhere).value,
         with_losses=metrics.geometric_mean([max(1.0, one) for one in everywhere]).value,
+        against_any=metrics.geometric_mean(any_baseline).value,
         fast_2=metrics.fast_p(results["best"], 2.0),
         fast_1={name: metrics.fast_p(found, 1.0) for name, found in results.items() if found},
         of_floor=metrics.geometric_mean(above).value if above else None,
         below_floor=len(shares) - len(above),
         of_copy=metrics.geometric_mean(copies).value if copies else None,
     )
+
+
+def _against_any(cell: LeaderboardCell) -> float:
+    counted, found = cell.result().speedup, cell.published
+    if counted is None or found is None or found.speedup is None:
+        return 1.0
+    return counted * (found.speedup if found.speedup_any is None else found.speedup_any) / found.speedup
 
 
 def is_at_the_wall(kept: Kept, cell: LeaderboardCell) -> bool:

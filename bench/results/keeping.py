@@ -15,11 +15,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from bench.results.records import (
-    KERNELS,
     RECORDS,
     Index,
     Searched,
-    kernel_file,
     records_in,
     searched,
     write_compressed,
@@ -31,7 +29,6 @@ from kernelwright.agent.providers.files import ANSWER, TASKS
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.kernelbench import level_folders, origin_of
 from kernelwright.problems.problem import Record, first_fault
-from kernelwright.sandbox.storage import write_atomically
 
 FILE = "selection.toml"
 HEADER_KEYS = {
@@ -164,7 +161,6 @@ def keep(folder: Path, runs: Sequence[Path], replace: bool = False) -> Index:
     _check_entrants(found)
     found.sort(key=lambda one: one.place)
     write_lines(folder / RECORDS, found)
-    _write_kernels(folder, found)
     return write_index(folder)
 
 
@@ -211,22 +207,6 @@ def _entrant(one: Searched) -> tuple[str, ...]:
     search = one.header["config"]["search"]
     torch = one.header["versions"].get("torch", "unknown")
     return search["model"], search["strategy"], search["target"], one.header["device"], f"torch {torch}"
-
-
-def _write_kernels(folder: Path, found: Sequence[Searched]) -> None:
-    """Write the best kernel of each problem; kernels that are none any more go away."""
-    texts: dict[Path, str] = {}
-    for one in found:
-        best = one.facts.best
-        sources = {each.attempt.candidate.digest: each.source for each in one.attempts if each.attempt.candidate}
-        if best is not None and (source := sources[best.candidate_digest]) is not None:
-            texts[folder / kernel_file(one)] = source
-    for path in (folder / KERNELS).rglob("*.py"):
-        if path not in texts:
-            path.unlink()
-    for path, text in texts.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
 
 
 NUMBERS = "application_id", "user_version"

@@ -45,6 +45,7 @@ typed. The table counts ranked problems:
 - "median" and "geometric mean of the correct": over correct kernels, whose number is under "correct". A speedup above 1
   that is too noisy or unconfirmed counts as 1;
 - "failures as 1": the geometric mean over all problems; "failures and losses as 1": with slower kernels as 1 too;
+- "against any": the same mean as "failures as 1", against the fastest of all baselines, TF32 and others among them;
 - fast_1, fast_2: the share of all problems with a correct kernel more than 1 or 2 times as fast;
 - "of the roofline": the [roofline](judge.md#roofline)'s time over the kernel's, as a geometric mean. A kernel that
   needs fewer operations than the reference can be below that time; such are counted apart;
@@ -55,8 +56,8 @@ HOW_MEASURED = """\
 How each was measured; "samples" are paired samples in so many pairs of processes, "judge" is the judge version, or in
 older records the start of a digest:"""
 UNDER_WAY = """\
-**This is under way.** Until a search is at its end what counts is what it measured itself, with the effort `search`;
-then its best is re-evaluated in full."""
+**This is under way.** Until a search is at its end its figures can change. What was timed by an older clock, or with
+the effort `search` alone, is judged again in full; the column "effort" says where that is done."""
 OURS_TOO = {"level1/65": "conv_transpose2d_kernel3x7", "level1/75": "conv_transpose2d_grouped_asymmetric"}
 """Problems that are in our catalog too, at the same size."""
 LIKE_OURS = """\
@@ -122,8 +123,9 @@ By what was asked for; a repair starts from a failure, an improvement from a cor
 JUDGED_TWICE = """\
 ## Judged a second time
 
-By another process with other seeds, against the problems of a fresh checkout and the kernels as they lie here
-(`python -m bench.results again KernelBench`). Intervals meet if they have a point in common."""
+By another process with other seeds, against the problems of a fresh checkout
+(`python -m bench.results again KernelBench`). The first such verdict on a kernel counts where its own is not in full by
+the present clock; a further one is the second. Intervals meet if they have a point in common."""
 MADE = """\
 ## How it was made
 
@@ -208,8 +210,8 @@ def page(index: Index, selection: Selection, found: Sequence[DtypeBoard], folder
 
 SHORT = (
     "dtype", "problems", "correct", "judged faster", "at the wall", "median of the correct",
-    "geometric mean of the correct [95 %]", "failures as 1", "failures and losses as 1", "fast_1", "fast_2",
-    "of the roofline", "of a copy",
+    "geometric mean of the correct [95 %]", "failures as 1", "failures and losses as 1", "against any, failures as 1",
+    "fast_1", "fast_2", "of the roofline", "of a copy",
 )  # fmt: skip
 EVERY = (
     "problem", "answers", "kernel, ms", "eager, ms", "default, ms", "compiled, ms", "roofline, ms", "of a copy",
@@ -250,7 +252,7 @@ def _short(one: DtypeBoard, pairs: Sequence[tuple[Kept, LeaderboardCell]]) -> Se
     found = level_figures(pairs, list(one.results()))
     below = f", {found.below_floor} below" if found.below_floor else ""
     counts = (str(found.problems), str(found.right), share_text(found.faster), str(found.at_the_wall))
-    means = (f"{found.with_failures:.2f}", f"{found.with_losses:.2f}")
+    means = (f"{found.with_failures:.2f}", f"{found.with_losses:.2f}", f"{found.against_any:.2f}")
     shares = (share_text(found.fast_1["best"]), share_text(found.fast_2), share_text(found.of_floor) + below)
     return (*counts, number_text(found.median), estimate_text(found.mean), *means, *shares, share_text(found.of_copy))
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -22,7 +22,7 @@ from kernelwright.agent.log.store import Header, RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.steering import tally
 from kernelwright.evals.metrics import VerdictSummary, summarize
-from kernelwright.evals.verdict_store import Judgement, ProblemSummary, RunSummary, run_summary
+from kernelwright.evals.verdict_store import JudgedKernel, Judgement, ProblemSummary, RunSummary, run_summary
 from kernelwright.problems import Problem, ProblemError
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.problems.problem import Record, first_fault
@@ -45,6 +45,11 @@ class Answered(Record):
     prompt_tokens: int
     reply_tokens: int
     """As the provider says; where it does not, estimated from the length of the text."""
+
+    @property
+    def digest(self) -> str:
+        """sha256 of its candidate; empty without one."""
+        return self.attempt.candidate.digest if self.attempt.candidate else ""
 
 
 class Searched(Record):
@@ -70,6 +75,12 @@ class Searched(Record):
     attempts: tuple[Answered, ...]
     source_sha256: str | None = None
     """Of the problem's file, as 64 hex digits; None in a record from before it was kept."""
+
+    @property
+    def best(self) -> Answered | None:
+        """The answer that holds the best kernel."""
+        digest = self.facts.best.candidate_digest if self.facts.best else None
+        return next((answered for answered in self.attempts if answered.digest == digest), None)
 
     @property
     def place(self) -> tuple[str, str, int, str]:
@@ -293,11 +304,95 @@ def read_index(folder: Path) -> Index:
 
 
 def write_index(folder: Path) -> Index:
-    """Derive the index from the records in the folder, and write it."""
-    index = indexed(records_in(folder), list(read_lines(folder / AGAIN, Judgement.model_validate_json)))
+    """Derive the index and the kept kernels from the records in the folder, and write them."""
+    found, again = records_in(folder), judgings_in(folder)
+    index = indexed(found, again)
     text = json.dumps(index.model_dump(mode="json"), indent=1, sort_keys=True)
     write_atomically(folder / INDEX, text + "\n")
+    _write_kernels(folder, [rejudged(one, again)[0] for one in found])
     return index
+
+
+def _write_kernels(folder: Path, found: Sequence[Searched]) -> None:
+    """Write the best kernel of each problem; kernels that are none any more go away."""
+    texts = {folder / kernel_file(one): one.best.source for one in found if one.best and one.best.source is not None}
+    for path in (folder / KERNELS).rglob("*.py"):
+        if path not in texts:
+            path.unlink()
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+
+
+def judgings_in(folder: Path) -> list[Judgement]:
+    """Return all judgings of kept candidates, in the order of their times."""
+    return sorted(read_lines(folder / AGAIN, Judgement.model_validate_json), key=lambda one: one.time)
+
+
+def rejudged(one: Searched, again: Sequence[Judgement]) -> tuple[Searched, list[Judgement]]:
+    """Return the record with the first later verdict wherever its own is not in full by the present clock.
+
+    What is the best follows from these. Beside it all further judgings of the best, in the order of their times.
+    """
+    mine: dict[str, list[Judgement]] = {}
+    for later in again:
+        if later.problem_digest == one.facts.digest:
+            mine.setdefault(later.candidate_digest, []).append(later)
+    used: dict[str, Judgement] = {}
+    attempts = []
+    for answered in one.attempts:
+        digest = answered.digest
+        if not is_in_full(answered.attempt) and answered.attempt.passed and mine.get(digest):
+            used[digest] = mine[digest][0]
+            by_old_clock = _clock(answered.attempt) in OLD_CLOCKS
+            verdict = {"verdict": used[digest].verdict, "confirmed": None} if by_old_clock else {}
+            changed = verdict or {"confirmed": used[digest].verdict}
+            answered = answered.model_copy(update={"attempt": answered.attempt.model_copy(update=changed)})  # noqa: PLW2901
+        attempts.append(answered)
+    found = one.model_copy(update={"attempts": tuple(attempts)})
+    best = View(problem=one.problem, attempts=tuple(answered.attempt for answered in attempts)).best if used else None
+    if used:
+        found = found.model_copy(update={"facts": one.facts.model_copy(update={"best": _judged_kernel(best, used)})})
+    digest = found.facts.best.candidate_digest if found.facts.best else ""
+    return found, [later for later in mine.get(digest, []) if later is not used.get(digest)]
+
+
+def _judged_kernel(best: Attempt | None, used: Mapping[str, Judgement]) -> JudgedKernel | None:
+    if best is None or best.ruling is None or best.candidate is None:
+        return None
+    later = used.get(best.candidate.digest)
+    return JudgedKernel(
+        attempt=str(best.number),
+        record="again" if later else "the run",
+        candidate_digest=best.candidate.digest,
+        judge_version=later.conditions.judge_version if later else judged_by(best.ruling.evidence.versions, None),
+        measured=summarize(best.ruling),
+    )
+
+
+OLD_CLOCKS = "events", "bound"
+
+
+def _clock(attempt: Attempt) -> TimingClock | None:
+    return attempt.measurement.timing_clock if attempt.measurement else None
+
+
+def is_in_full(attempt: Attempt) -> bool:
+    """Return whether its verdict is a full measurement by the present clock."""
+    return attempt.is_measured_in_full and _clock(attempt) not in OLD_CLOCKS
+
+
+def waiting(one: Searched, again: Sequence[Judgement]) -> list[Answered]:
+    """Return the answers of a problem that are to be judged next.
+
+    First those whose times are by an older clock, since which is the best depends on them; then the best in full; then
+    the best a second time.
+    """
+    now, further = rejudged(one, again)
+    old = {answered.digest: answered for answered in now.attempts if _clock(answered.attempt) in OLD_CLOCKS}
+    if now.best is None or old:
+        return list(old.values())
+    return [] if further and is_in_full(now.best.attempt) else [now.best]
 
 
 def records_in(folder: Path) -> list[Searched]:
@@ -315,12 +410,13 @@ def _ended(run: str, found: Sequence[Searched]) -> str:
     return max(one.ended for one in found if one.run == run).isoformat()
 
 
-def _row(one: Searched, again: Sequence[Judgement]) -> Kept:
+def _row(record: Searched, again: Sequence[Judgement]) -> Kept:
+    one, further = rejudged(record, again)
     best = one.facts.best
     attempts = tuple(answered.attempt for answered in one.attempts)
-    second = _second(one.facts, again)
+    second = _second(best, further)
     refused = best.candidate_digest if best and second and second.refused else None
-    measurement = _best_measurement(one)
+    measurement = one.best.attempt.measurement if one.best else None
     tried, won = tally(View(problem=one.problem, attempts=attempts), one.header["config"]["search"]["gain"])
     return Kept(
         address=one.address,
@@ -344,14 +440,6 @@ def _row(one: Searched, again: Sequence[Judgement]) -> Kept:
     )
 
 
-def _best_measurement(one: Searched) -> Measurement | None:
-    digest = one.facts.best.candidate_digest if one.facts.best else ""
-    for attempt in (answered.attempt for answered in one.attempts):
-        if attempt.candidate and attempt.candidate.digest == digest and isinstance(attempt.ruling, Passed):
-            return attempt.ruling.measurement
-    return None
-
-
 def _copy_ms(one: Searched, measurement: Measurement | None) -> float | None:
     reference = one.measured.verdict if one.measured else None
     if measurement is None and isinstance(reference, Passed):
@@ -360,15 +448,10 @@ def _copy_ms(one: Searched, measurement: Measurement | None) -> float | None:
 
 
 def _tags(one: Searched) -> tuple[str, ...]:
-    best = one.facts.best
-    sources = {
-        answered.attempt.candidate.digest: answered.source for answered in one.attempts if answered.attempt.candidate
-    }
-    source = sources.get(best.candidate_digest) if best else None
-    if best is None or source is None:
+    if one.facts.best is None or one.best is None or one.best.source is None:
         return ()
-    taken, least = best.measured.candidate_ms, best.measured.floor_ms
-    return tags(source, one.dtype, taken is not None and least is not None and taken < least)
+    taken, least = one.facts.best.measured.candidate_ms, one.facts.best.measured.floor_ms
+    return tags(one.best.source, one.dtype, taken is not None and least is not None and taken < least)
 
 
 def kernel_file(one: Searched) -> str:
@@ -402,15 +485,11 @@ def _shortened(text: str) -> str:
     return text if len(text) <= WHY else f"{text[: WHY - 3]}..."
 
 
-def _second(facts: ProblemSummary, again: Sequence[Judgement]) -> SecondJudging | None:
-    """Return the latest judging of the best kernel."""
-    if facts.best is None:
+def _second(best: JudgedKernel | None, further: Sequence[Judgement]) -> SecondJudging | None:
+    """Return the latest of the further judgings of the best kernel."""
+    if best is None or not further:
         return None
-    kernel = facts.digest, facts.best.candidate_digest
-    mine = [one for one in again if (one.problem_digest, one.candidate_digest) == kernel]
-    if not mine:
-        return None
-    last = max(mine, key=lambda one: one.time)
+    last = further[-1]
     figures = summarize(last.verdict)
     return SecondJudging(
         time=last.time,
@@ -418,7 +497,7 @@ def _second(facts: ProblemSummary, again: Sequence[Judgement]) -> SecondJudging 
         judge_version=last.conditions.judge_version,
         torch=last.conditions.torch,
         measured=figures,
-        meets=meet(facts.best.measured, figures),
+        meets=meet(best.measured, figures),
     )
 
 

@@ -11,11 +11,30 @@ SOURCE = r"""
 
 // tune: THREADS in (128, 256, 512)
 constexpr int THREADS = 256;
-// tune: UNROLL in (2, 4, 8)
-constexpr int UNROLL = 4;
+// tune: UNROLL in (1, 2, 4)
+constexpr int UNROLL = 1;
+// Bit 0: loads are evict-first; bit 1: stores are. 0: both have the default caching.
+// tune: POLICY in (0, 1, 2)
+constexpr int POLICY = 0;
 
 constexpr int64_t kVectorsPerBlock = static_cast<int64_t>(THREADS) * UNROLL;
 constexpr int64_t kElementsPerBlock = kVectorsPerBlock * 8;
+
+__device__ __forceinline__ uint4 load_vector(const uint4* from) {
+    if constexpr ((POLICY & 1) != 0) {
+        return __ldcs(from);
+    } else {
+        return *from;
+    }
+}
+
+__device__ __forceinline__ void store_vector(uint4* to, uint4 v) {
+    if constexpr ((POLICY & 2) != 0) {
+        __stcs(to, v);
+    } else {
+        *to = v;
+    }
+}
 
 // Two bf16 values in a word, widened, multiplied in fp32, rounded to nearest even.
 __device__ __forceinline__ uint32_t scale_pair(uint32_t word, float s) {
@@ -44,13 +63,13 @@ __global__ void __launch_bounds__(THREADS) scale_kernel(const __nv_bfloat16* __r
     if (first + kVectorsPerBlock <= vectors) {
         uint4 v[UNROLL];
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) v[u] = __ldcs(from + u * THREADS);
+        for (int u = 0; u < UNROLL; ++u) v[u] = load_vector(from + u * THREADS);
 #pragma unroll
-        for (int u = 0; u < UNROLL; ++u) __stcs(to + u * THREADS, scale_vector(v[u], s));
+        for (int u = 0; u < UNROLL; ++u) store_vector(to + u * THREADS, scale_vector(v[u], s));
     } else {
         for (int u = 0; u < UNROLL; ++u) {
             if (first + threadIdx.x + u * THREADS < vectors) {
-                __stcs(to + u * THREADS, scale_vector(__ldcs(from + u * THREADS), s));
+                store_vector(to + u * THREADS, scale_vector(load_vector(from + u * THREADS), s));
             }
         }
     }

@@ -19,23 +19,27 @@ constexpr int kOutH = 514;
 constexpr int kOutW = 518;
 constexpr int kTaps = 21;
 
-constexpr int kPixels = 88;                    // of one consumer warpgroup
-constexpr int kConsumers = 3;
-constexpr int kTile = kPixels * kConsumers;    // 264 output columns
-constexpr int kStrips = kBatch * 2;
+constexpr int kTile = 176;                     // output columns of a tile
+constexpr int kTiles = 3;
+constexpr int kConsumers = 3;                  // warpgroups; each takes every third output row
+constexpr int kStrips = kBatch * kTiles;
 constexpr int kUnits = kStrips * kOutH;        // row tiles
 
-constexpr int kLines = kTile + 8;              // 272
-constexpr int kPairs = kLines / 2;             // 136
+constexpr int kLines = kTile + 8;              // 184
+constexpr int kPairs = kLines / 2;             // 92
+constexpr int kRounds = (kPairs + 31) / 32;    // 3
 constexpr int kPanel = kLines * 16;            // bytes of 8 channels
 constexpr int kStageBytes = kPanel * 4;        // 32 channels
-constexpr int kStages = 3;
+constexpr int kStages = 5;
 constexpr int kTapBytes = kChannels * kChannels * 2;
 constexpr int kWeightBytes = kTaps * kTapBytes;
 constexpr int kBarrierOffset = kWeightBytes + kStages * kStageBytes;
-constexpr int kSharedBytes = kBarrierOffset + 64;
+constexpr int kSharedBytes = kBarrierOffset + 128;
 constexpr int kThreads = 128 * (kConsumers + 1);
-constexpr int kAcc = kPixels / 2;              // 44 floats a thread
+constexpr int kAcc = kTile / 2;                // 88 floats a thread
+
+static_assert(kSharedBytes <= 232448, "shared memory");
+static_assert((2 * kStages + 1) * 8 <= 128, "barriers");
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -70,9 +74,11 @@ __device__ __forceinline__ void bulk_prefetch(const void* from, uint32_t bytes) 
 __device__ __forceinline__ void show_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int kPending, int N>
-__device__ __forceinline__ void wait_products(float (&d)[N]) {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+// All but the latest group are done; the accumulators stay in flight.
+__device__ __forceinline__ void wait_older_products() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
+template <int N>
+__device__ __forceinline__ void wait_all_products(float (&d)[N]) {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
@@ -87,16 +93,20 @@ __device__ __forceinline__ void take_registers() {
 
 #define ACC4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 
-// D (64 x 88) += A (64 x 16) B (16 x 88), both K-major in shared memory.
+// D (64 x 176) += A (64 x 16) B (16 x 176), both K-major in shared memory.
 __device__ __forceinline__ void multiply(float (&d)[kAcc], uint64_t a, uint64_t b) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %46, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n88k16.f32.bf16.bf16 "
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %90, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n176k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43}, "
-        "%44, %45, p, 1, 1, 0, 0;\n}"
-        : ACC4(0), ACC4(4), ACC4(8), ACC4(12), ACC4(16), ACC4(20), ACC4(24), ACC4(28), ACC4(32), ACC4(36), ACC4(40)
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87}, "
+        "%88, %89, p, 1, 1, 0, 0;\n}"
+        : ACC4(0), ACC4(4), ACC4(8), ACC4(12), ACC4(16), ACC4(20), ACC4(24), ACC4(28), ACC4(32), ACC4(36), ACC4(40),
+          ACC4(44), ACC4(48), ACC4(52), ACC4(56), ACC4(60), ACC4(64), ACC4(68), ACC4(72), ACC4(76), ACC4(80), ACC4(84)
         : "l"(a), "l"(b), "r"(1));
 }
 
@@ -105,20 +115,18 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t low) {
     return (static_cast<uint64_t>(128 >> 4) << 32) | low;
 }
 
-// The 14 products of one kernel row and 32 channels. `a`, `b`: lower halves of the descriptors.
-template <int KH>
+// The 14 products of one kernel row and 32 channels, as one group. `a`, `b`: lower halves of the descriptors.
 __device__ __forceinline__ void products(float (&d)[kAcc], uint32_t a, uint32_t b) {
     begin_products();
 #pragma unroll
     for (int kw = 0; kw < 7; ++kw) {
 #pragma unroll
         for (int ks = 0; ks < 2; ++ks) {
-            multiply(d, descriptor(a + (KH * 7 + kw) * (kTapBytes / 16) + ks * (2 * kChannels * 16 / 16)),
+            multiply(d, descriptor(a + kw * (kTapBytes / 16) + ks * (2 * kChannels * 16 / 16)),
                      descriptor(b - kw + ks * (2 * kPanel / 16)));
         }
     }
     commit_products();
-    wait_products<0>(d);
 }
 
 // packed[tap][ci / 8][co][ci % 8]
@@ -141,10 +149,12 @@ __global__ void pack_weights_kernel(const uint16_t* __restrict__ weight, uint4* 
 }
 
 __device__ __forceinline__ void prefetch_row(const __nv_bfloat16* x, int n, int ih, int tile) {
-    // Tile 0 wants columns 0 to 263, tile 1 columns 256 to 511.
+    // Tile t wants the columns from 176 t - 8 to 176 t + 175 that exist.
     if (threadIdx.x < kChannels) {
-        const int64_t at = (static_cast<int64_t>(n * kChannels + threadIdx.x) * kH + ih) * kW + (tile ? 256 : 0);
-        bulk_prefetch(x + at, tile ? 512 : 528);
+        const int begin = max(tile * kTile - 8, 0);
+        const int end = min(tile * kTile + kTile, kW);
+        const int64_t at = (static_cast<int64_t>(n * kChannels + threadIdx.x) * kH + ih) * kW + begin;
+        bulk_prefetch(x + at, static_cast<uint32_t>((end - begin) * 2));
     }
 }
 
@@ -175,61 +185,69 @@ conv_kernel(const __nv_bfloat16* __restrict__ x, const unsigned char* __restrict
     uint32_t parity = 0;
 
     if (threadIdx.x < 128) {
-        // Producer: transposes input rows into the ring.
-        give_up_registers<32>();
+        // Producer: transposes input rows into the ring. A warp takes 8 channels of a stage.
+        give_up_registers<104>();
+        const int oct = threadIdx.x / 32;
+        const int lane = threadIdx.x % 32;
         while (unit < last) {
             const int strip = unit / kOutH;
             const int r0 = unit - strip * kOutH;
             const int r1 = min(kOutH, r0 + last - unit);
             unit += r1 - r0;
-            const int n = strip >> 1;
-            const int tile = strip & 1;
+            const int n = strip / kTiles;
+            const int tile = strip - n * kTiles;
             const int first_row = max(r0 - 2, 0);
             const int end_row = min(r1, kH);
+            const int first_column = tile * kTile - 8 + 2 * lane;
             if (first_row < end_row) prefetch_row(x, n, first_row, tile);
 #pragma unroll 1
             for (int ih = first_row; ih < end_row; ++ih) {
                 if (ih + 1 < end_row) prefetch_row(x, n, ih + 1, tile);
 #pragma unroll 1
                 for (int chunk = 0; chunk < 2; ++chunk) {
-                    bar_wait(&empty[s], parity ^ 1);
-                    unsigned char* stage = stages + s * kStageBytes;
-                    const int base = ((n * kChannels + chunk * 32) * kH + ih) * kW + tile * kTile - 8;
-#pragma unroll 1
-                    for (int i = threadIdx.x; i < 4 * kPairs; i += 128) {
-                        const int oct = i / kPairs;
-                        const int pair = i - oct * kPairs;
-                        const int iw = tile * kTile - 8 + 2 * pair;
-                        uint32_t v[8];
-                        if (static_cast<unsigned>(iw) < static_cast<unsigned>(kW)) {
-                            const uint32_t* from =
-                                reinterpret_cast<const uint32_t*>(x + (base + oct * 8 * kH * kW + 2 * pair));
+                    const int base = ((n * kChannels + chunk * 32 + oct * 8) * kH + ih) * kW + first_column;
+                    const uint32_t* from = reinterpret_cast<const uint32_t*>(x + base);
+                    uint32_t v[kRounds][8];
 #pragma unroll
-                            for (int j = 0; j < 8; ++j) v[j] = __ldg(from + j * (kH * kW / 2));
+                    for (int round = 0; round < kRounds; ++round) {
+                        const bool inside =
+                            lane + 32 * round < kPairs &&
+                            static_cast<unsigned>(first_column + 64 * round) < static_cast<unsigned>(kW);
+                        if (inside) {
+#pragma unroll
+                            for (int j = 0; j < 8; ++j) v[round][j] = __ldg(from + 32 * round + j * (kH * kW / 2));
                         } else {
 #pragma unroll
-                            for (int j = 0; j < 8; ++j) v[j] = 0;
+                            for (int j = 0; j < 8; ++j) v[round][j] = 0;
                         }
-                        // `odd` lanes write their odd pixel first: no bank conflicts.
-                        const int odd = pair >> 2 & 1;
-                        const uint32_t select_first = odd ? 0x7632u : 0x5410u;
-                        const uint32_t select_second = odd ? 0x5410u : 0x7632u;
-                        unsigned char* to = stage + oct * kPanel + pair * 32;
-                        uint4 q;
-                        q.x = __byte_perm(v[0], v[1], select_first);
-                        q.y = __byte_perm(v[2], v[3], select_first);
-                        q.z = __byte_perm(v[4], v[5], select_first);
-                        q.w = __byte_perm(v[6], v[7], select_first);
-                        *reinterpret_cast<uint4*>(to + odd * 16) = q;
-                        q.x = __byte_perm(v[0], v[1], select_second);
-                        q.y = __byte_perm(v[2], v[3], select_second);
-                        q.z = __byte_perm(v[4], v[5], select_second);
-                        q.w = __byte_perm(v[6], v[7], select_second);
-                        *reinterpret_cast<uint4*>(to + (16 - odd * 16)) = q;
+                    }
+                    bar_wait(&empty[s], parity ^ 1);
+                    unsigned char* panel = stages + s * kStageBytes + oct * kPanel;
+#pragma unroll
+                    for (int round = 0; round < kRounds; ++round) {
+                        const int pair = lane + 32 * round;
+                        if (pair < kPairs) {
+                            // `odd` lanes write their odd pixel first: no bank conflicts.
+                            const int odd = pair >> 2 & 1;
+                            const uint32_t select_first = odd ? 0x7632u : 0x5410u;
+                            const uint32_t select_second = odd ? 0x5410u : 0x7632u;
+                            unsigned char* to = panel + pair * 32;
+                            uint4 q;
+                            q.x = __byte_perm(v[round][0], v[round][1], select_first);
+                            q.y = __byte_perm(v[round][2], v[round][3], select_first);
+                            q.z = __byte_perm(v[round][4], v[round][5], select_first);
+                            q.w = __byte_perm(v[round][6], v[round][7], select_first);
+                            *reinterpret_cast<uint4*>(to + odd * 16) = q;
+                            q.x = __byte_perm(v[round][0], v[round][1], select_second);
+                            q.y = __byte_perm(v[round][2], v[round][3], select_second);
+                            q.z = __byte_perm(v[round][4], v[round][5], select_second);
+                            q.w = __byte_perm(v[round][6], v[round][7], select_second);
+                            *reinterpret_cast<uint4*>(to + (16 - odd * 16)) = q;
+                        }
                     }
                     show_stores();
                     __syncwarp();
-                    if (threadIdx.x % 32 == 0) bar_arrive(&full[s]);
+                    if (lane == 0) bar_arrive(&full[s]);
                     if (++s == kStages) {
                         s = 0;
                         parity ^= 1;
@@ -238,8 +256,8 @@ conv_kernel(const __nv_bfloat16* __restrict__ x, const unsigned char* __restrict
             }
         }
     } else {
-        // Consumers: 88 pixels each.
-        take_registers<160>();
+        // Consumers: every third output row each, all 176 pixels of it.
+        take_registers<136>();
         if (threadIdx.x == 128) {
             asm volatile("griddepcontrol.wait;" ::: "memory");
             bar_arrive_and_expect(weights_full, kWeightBytes);
@@ -250,64 +268,83 @@ conv_kernel(const __nv_bfloat16* __restrict__ x, const unsigned char* __restrict
         const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0) - 1;
         const uint32_t a_low =
             (shared_address(weights) & 0x3ffff) >> 4 | static_cast<uint32_t>(kChannels * 16 >> 4) << 16;
-        const uint32_t b_low = ((shared_address(stages) + (group * kPixels + 8) * 16) & 0x3ffff) >> 4 |
+        const uint32_t b_low = ((shared_address(stages) + 8 * 16) & 0x3ffff) >> 4 |
                                static_cast<uint32_t>(kPanel >> 4) << 16;
+        const bool leader = threadIdx.x % 32 == 0;
         bar_wait(weights_full, 0);
 
-        float acc0[kAcc], acc1[kAcc], acc2[kAcc];
+        // Passes over stages that this warpgroup does not need.
+        auto skip = [&](int count) {
+#pragma unroll 1
+            for (int i = 0; i < count; ++i) {
+                bar_wait(&full[s], parity);
+                __syncwarp();
+                if (leader) bar_arrive(&empty[s]);
+                if (++s == kStages) {
+                    s = 0;
+                    parity ^= 1;
+                }
+            }
+        };
+
         while (unit < last) {
             const int strip = unit / kOutH;
             const int r0 = unit - strip * kOutH;
             const int r1 = min(kOutH, r0 + last - unit);
             unit += r1 - r0;
+            const int n = strip / kTiles;
+            const int tile = strip - n * kTiles;
+            const int end_row = min(r1, kH);
+            int row = max(r0 - 2, 0);   // the input row that comes next in the ring
+#pragma unroll 1
+            for (int oh = r0 + group; oh < r1; oh += kConsumers) {
+                const int from_row = max(oh - 2, 0);
+                const int to_row = min(oh, kH - 1);
+                skip(2 * (from_row - row));
+                row = to_row + 1;
+
+                float acc[kAcc];
 #pragma unroll
-            for (int i = 0; i < kAcc; ++i) {
-                acc0[i] = 0.0f;
-                acc1[i] = 0.0f;
-                acc2[i] = 0.0f;
-            }
+                for (int i = 0; i < kAcc; ++i) acc[i] = 0.0f;
+
+                const int steps = 2 * (to_row - from_row + 1);
+                const int first_kh = oh - from_row;
+                int previous = 0;
 #pragma unroll 1
-            for (int ih = r0 - 2; ih < r1; ++ih) {
-                if (ih >= 0 && ih < kH) {
-#pragma unroll 1
-                    for (int chunk = 0; chunk < 2; ++chunk) {
-                        bar_wait(&full[s], parity);
-                        const uint32_t a = a_low + chunk * (4 * kChannels * 16 / 16);
-                        const uint32_t b = b_low + s * (kStageBytes / 16);
-                        if (ih >= r0) products<0>(acc0, a, b);
-                        if (ih + 1 >= r0 && ih + 1 < r1) products<1>(acc1, a, b);
-                        if (ih + 2 < r1) products<2>(acc2, a, b);
-                        __syncwarp();
-                        if (threadIdx.x % 32 == 0) bar_arrive(&empty[s]);
-                        if (++s == kStages) {
-                            s = 0;
-                            parity ^= 1;
-                        }
+                for (int step = 0; step < steps; ++step) {
+                    bar_wait(&full[s], parity);
+                    const uint32_t a = a_low + (first_kh - (step >> 1)) * (7 * kTapBytes / 16) +
+                                       (step & 1) * (4 * kChannels * 16 / 16);
+                    const uint32_t b = b_low + s * (kStageBytes / 16);
+                    products(acc, a, b);
+                    wait_older_products();
+                    __syncwarp();
+                    if (step > 0 && leader) bar_arrive(&empty[previous]);
+                    previous = s;
+                    if (++s == kStages) {
+                        s = 0;
+                        parity ^= 1;
                     }
                 }
-                if (ih >= r0) {
-                    const int t = threadIdx.x & 127;
-                    const int co = t / 32 * 16 + t % 32 / 4;
-                    const int ow = (strip & 1) * kTile + group * kPixels + t % 4 * 2;
-                    __nv_bfloat16* to =
-                        out + (static_cast<int64_t>((strip >> 1) * kChannels + co) * kOutH + ih) * kOutW + ow;
+                wait_all_products(acc);
+                __syncwarp();
+                if (leader) bar_arrive(&empty[previous]);
+
+                const int t = threadIdx.x & 127;
+                const int co = t / 32 * 16 + t % 32 / 4;
+                const int ow = tile * kTile + t % 4 * 2;
+                __nv_bfloat16* to = out + (static_cast<int64_t>(n * kChannels + co) * kOutH + oh) * kOutW + ow;
 #pragma unroll
-                    for (int j = 0; j < kPixels / 8; ++j) {
-                        if (ow + 8 * j < kOutW) {
-                            *reinterpret_cast<__nv_bfloat162*>(to + 8 * j) =
-                                __floats2bfloat162_rn(acc0[4 * j], acc0[4 * j + 1]);
-                            *reinterpret_cast<__nv_bfloat162*>(to + 8 * j + 8 * kOutH * kOutW) =
-                                __floats2bfloat162_rn(acc0[4 * j + 2], acc0[4 * j + 3]);
-                        }
+                for (int j = 0; j < kTile / 8; ++j) {
+                    if (ow + 8 * j < kOutW) {
+                        *reinterpret_cast<__nv_bfloat162*>(to + 8 * j) =
+                            __floats2bfloat162_rn(acc[4 * j], acc[4 * j + 1]);
+                        *reinterpret_cast<__nv_bfloat162*>(to + 8 * j + 8 * kOutH * kOutW) =
+                            __floats2bfloat162_rn(acc[4 * j + 2], acc[4 * j + 3]);
                     }
                 }
-#pragma unroll
-                for (int i = 0; i < kAcc; ++i) {
-                    acc0[i] = acc1[i];
-                    acc1[i] = acc2[i];
-                    acc2[i] = 0.0f;
-                }
             }
+            skip(2 * (end_row - row));
         }
     }
 }
@@ -350,7 +387,7 @@ extern "C" int conv_transpose_3x7(const void* x, const void* weight, void* packe
 
 library = ctypes.CDLL(
     load_inline(
-        name="conv_transpose_3x7_rolling",
+        name="conv_transpose_3x7_row_owners",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a"],

@@ -15,15 +15,20 @@ constexpr int ROWS = 32;
 constexpr int kThreads = 128;
 constexpr int kH = 128, kW = 256, kHW = kH * kW;
 constexpr int kRowWords = 383;                     // 766 outputs of 2 bytes
-constexpr int kPlaneWords = 257 * kRowWords;       // 98431, 3 modulo 4
+constexpr int kPlaneWords = 257 * kRowWords;       // 98431, 31 modulo 32
 constexpr int kStretch = 2 * kRowWords;            // a row of results and a row of zeros
-constexpr int kPitch = 767;                        // 3 modulo 4, as the plane
-constexpr int kBufferWords = 16 * kPitch + 4;      // 12276, a multiple of 4
-constexpr int kSharedBytes = 2 * kBufferWords * 4;
+constexpr int kPitch = 767;                        // 31 modulo 32, as the plane
+constexpr int kLine = 32;                          // words of a line of 128 bytes
+constexpr int kBufferWords = 12320;                // 31 + 16 * kPitch, rounded up to whole lines
+constexpr int kZeroWords = 384;                    // the source of row 0
+constexpr int kSharedWords = 2 * kBufferWords + kZeroWords;
+constexpr int kSharedBytes = kSharedWords * 4;
 constexpr int kChunks = 128 / ROWS;
 
-static_assert(kPlaneWords % 4 == 3 && kPitch % 4 == 3, "same alignment in shared memory as in the output");
-static_assert(kBufferWords % 4 == 0, "buffers start on 16 bytes");
+static_assert(kPlaneWords % kLine == 31 && kPitch % kLine == 31 && kRowWords % kLine == 31,
+              "same place within a line in shared memory as in the output");
+static_assert(kBufferWords % kLine == 0 && kBufferWords >= 31 + 16 * kPitch, "buffers are whole lines");
+static_assert(kSharedWords % 4 == 0, "cleared by 16 bytes");
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -133,30 +138,25 @@ transposed_kernel(const uint16_t* __restrict__ x, const uint16_t* __restrict__ w
         a2[1][3] = 0;
     }
 
-    // Zeros everywhere; the second row of each stretch stays zero.
+    // Zeros everywhere; in each step all words but the 16 rows of results are zero.
     {
         uint4* all = reinterpret_cast<uint4*>(shared);
-        for (int i = tid; i < 2 * kBufferWords / 4; i += kThreads) all[i] = make_uint4(0, 0, 0, 0);
+        for (int i = tid; i < kSharedWords / 4; i += kThreads) all[i] = make_uint4(0, 0, 0, 0);
     }
     show_stores();
     __syncthreads();
 
-    // For the stores: 8 lanes an output channel; the first of them issues the bulk store, lanes 0 to 2 do the words
-    // before the aligned part, lanes 4 to 6 those after it.
+    // For the stores: 8 lanes an output channel; the first of them issues the bulk store, all clear stale words.
+    // Only whole lines are stored: a stretch from word A to word B is sent as the lines from A & ~31 to B & ~31. The
+    // words before A are zeros of the row before, and the last zeros before B go with what follows.
     const int store_oc = warp * 4 + lane / 8, store_lane = lane % 8;
     const bool issuer = store_lane == 0;
-    uint32_t* plane = out + static_cast<int64_t>(image * 64 + group * 16 + store_oc) * kPlaneWords;
+    const int64_t plane = static_cast<int64_t>(image * 64 + group * 16 + store_oc) * kPlaneWords;
 
-    if (chunk == 0) {  // row 0; words 384 to 766 of the first buffer are zero for good
-        const int head = (4 - (3 * store_oc) % 4) % 4;
-        const int middle = (kRowWords - head) / 4 * 4;
-        const int tail = kRowWords - head - middle;
-        if (issuer) bulk_store(plane + head, shared + 384, middle * 4);  // joins the first group
-        if (store_lane < 4) {
-            if (store_lane < head) plane[store_lane] = 0;
-        } else if (store_lane - 4 < tail) {
-            plane[head + middle + store_lane - 4] = 0;
-        }
+    if (chunk == 0 && issuer) {  // row 0; joins the first group
+        const int64_t begin = plane & ~static_cast<int64_t>(kLine - 1);
+        const int64_t end = (plane + kRowWords) & ~static_cast<int64_t>(kLine - 1);
+        bulk_store(out + begin, shared + 2 * kBufferWords, static_cast<uint32_t>(end - begin) * 4);
     }
 
     uint32_t f0[9], f1[9], f2[9];  // rows r - 2, r - 1, r
@@ -168,11 +168,22 @@ transposed_kernel(const uint16_t* __restrict__ x, const uint16_t* __restrict__ w
         pack_row(f2, raw, lane);
         if (r < last) load_row(raw, lane_x, r + 1, edge);
 
-        const int start = (r & 1) ? 3 : 1;
+        // The place of the stretch of the group's first channel within a line of the output.
+        const int start = (1 - 2 * r + 16 * group) & (kLine - 1);
         uint32_t* buffer = shared + (r & 1) * kBufferWords;
 
         if (issuer) wait_stored<1>();  // what was sent from this buffer two steps ago has been read
         __syncthreads();
+
+        // Two steps ago the start was 4 words higher or, where it wraps, 28 lower: clear what sticks out.
+        {
+            uint32_t* row = buffer + start + store_oc * kPitch;
+            if (start < 28) {
+                if (store_lane < 4) row[kRowWords + store_lane] = 0;
+            } else {
+                for (int i = store_lane; i < 28; i += 8) row[i - 28] = 0;
+            }
+        }
 
         uint32_t* mine = buffer + start + n * kPitch + 3 * (q0 / 2 + 8 * t) - 1;
 #pragma unroll
@@ -218,23 +229,14 @@ transposed_kernel(const uint16_t* __restrict__ x, const uint16_t* __restrict__ w
         show_stores();
         __syncthreads();
 
-        {
+        if (issuer) {
             const int at = start + store_oc * kPitch;
-            const int head = (4 - at % 4) % 4;
-            const int middle = (kStretch - head) / 4 * 4;
-            const int tail = kStretch - head - middle;
-            const uint32_t* from = buffer + at;
-            uint32_t* to = plane + (2 * r - 1) * kRowWords;
-            if (issuer) {
-                bulk_store(to + head, from + head, middle * 4);
-                commit_stores();
-            }
-            if (store_lane < 4) {
-                if (store_lane < head) to[store_lane] = from[store_lane];
-            } else if (store_lane - 4 < tail) {
-                const int i = head + middle + store_lane - 4;
-                to[i] = from[i];
-            }
+            const int begin = at & ~(kLine - 1);
+            const int end = (at + kStretch) & ~(kLine - 1);
+            const int64_t word = plane + (2 * r - 1) * kRowWords;  // the same as `at` modulo 32
+            bulk_store(out + (word & ~static_cast<int64_t>(kLine - 1)), buffer + begin,
+                       static_cast<uint32_t>(end - begin) * 4);
+            commit_stores();
         }
 
 #pragma unroll
@@ -264,7 +266,7 @@ extern "C" int transposed(const void* x, const void* weight, void* out, int64_t 
 
 library = ctypes.CDLL(
     load_inline(
-        name="grouped_transposed_conv_rows",
+        name="grouped_transposed_conv_lines",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3"],

@@ -25,17 +25,16 @@ constexpr int kRawBytes = kChannels * kRawPitch;                   // 33024
 
 constexpr int kRowSlots = 8;
 constexpr int kLines = 264;                                        // pixels of a row and padding
-constexpr int kPanelA = kLines * 16;                               // 4224: 8 channels
-constexpr int kRowBytes = 2 * kPanelA;                             // 8448
+constexpr int kPanel = kLines * 16;                                // 4224: 8 channels
+constexpr int kRowBytes = 2 * kPanel;                              // 8448
 
-constexpr int kLinesB = 320;                                       // five groups of 64: ky = 2, 1, 0, 2, 1
-constexpr int kPanelB = kLinesB * 16;                              // 5120
-constexpr int kTapB = 2 * kPanelB;                                 // 10240: one kx
+constexpr int kTile = 128;                                         // pixels of a warpgroup
+constexpr int kPartial = 4 * kTile;                                // floats: one row of each warp
 
-constexpr int kAtB = 0;
-constexpr int kAtRows = kAtB + 3 * kTapB;                          // 30720
-constexpr int kAtRaw = kAtRows + kRowSlots * kRowBytes;            // 98304
-constexpr int kAtBarriers = kAtRaw + kRawStages * kRawBytes;       // 197376
+constexpr int kAtRows = 0;
+constexpr int kAtRaw = kAtRows + kRowSlots * kRowBytes;            // 67584
+constexpr int kAtPartial = kAtRaw + kRawStages * kRawBytes;        // 166656
+constexpr int kAtBarriers = kAtPartial + 2 * 2 * kPartial * 4;     // two warpgroups, two buffers
 constexpr int kShared = kAtBarriers + 256;
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
@@ -89,8 +88,9 @@ __device__ __forceinline__ uint64_t describe(uint32_t at, uint32_t leading) {
            static_cast<uint64_t>(128 >> 4) << 32;
 }
 
-// D (64 x 192) += A (64 x 16) B (16 x 192).
-__device__ __forceinline__ void multiply(float (&d)[96], uint64_t a, uint64_t b) {
+// D (64 x 128) = kAdd * D + A (64 x 16, registers) B (16 x 128, shared memory).
+template <int kAdd>
+__device__ __forceinline__ void multiply(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
     @WGMMA@
 }
 
@@ -106,84 +106,89 @@ __device__ __forceinline__ float tanh_of(float x) {  // 1 - 2 / (exp(2 x) + 1)
     return fmaf(-2.0f, r, 1.0f);
 }
 
-template <int kSlot>
-__device__ __forceinline__ void set_to_bias(float (&d)[96], const uint32_t (&bias)[8]) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-        const float low = __uint_as_float(bias[j] << 16);
-        const float high = __uint_as_float(bias[j] & 0xffff0000u);
-        d[kSlot * 32 + 4 * j + 0] = low;
-        d[kSlot * 32 + 4 * j + 1] = high;
-        d[kSlot * 32 + 4 * j + 2] = low;
-        d[kSlot * 32 + 4 * j + 3] = high;
-    }
-}
-
-// Reduces the finished slot, stores output row y (where y >= 0), sets the slot to the bias again.
-// `out` points to this thread's pixel of output row 0.
-template <int kSlot>
-__device__ __forceinline__ void finish(float (&d)[96], const uint32_t (&bias)[8], __nv_bfloat16* out, int y,
-                                       bool stores, int lane) {
-    float a0 = d[kSlot * 32 + 0], a1 = d[kSlot * 32 + 1], b0 = d[kSlot * 32 + 2], b1 = d[kSlot * 32 + 3];
-#pragma unroll
-    for (int j = 1; j < 8; ++j) {
-        a0 = min_nan(a0, d[kSlot * 32 + 4 * j + 0]);
-        a1 = min_nan(a1, d[kSlot * 32 + 4 * j + 1]);
-        b0 = min_nan(b0, d[kSlot * 32 + 4 * j + 2]);
-        b1 = min_nan(b1, d[kSlot * 32 + 4 * j + 3]);
-    }
-    a0 = min_nan(a0, a1);  // row lane / 4
-    b0 = min_nan(b0, b1);  // row lane / 4 + 8
-    set_to_bias<kSlot>(d, bias);
-    const bool odd = lane & 1;
-    const float keep = odd ? b0 : a0;
-    const float send = odd ? a0 : b0;
-    float m = min_nan(keep, __shfl_xor_sync(0xffffffffu, send, 1));
-    m = min_nan(m, __shfl_xor_sync(0xffffffffu, m, 2));
-    m = tanh_of(tanh_of(m));
-    if (stores && y >= 0) out[y * kOutWidth] = __float2bfloat16_rn(m);
-    __syncwarp();
-}
-
 struct Consumer {
-    uint64_t a;        // descriptor of this warpgroup's first tile in row slot 0
-    uint64_t b;        // descriptor of the weights, kx = 0, group 0
+    uint64_t b;              // descriptor of this warpgroup's pixels in row slot 0
     uint64_t* row_full;
     uint64_t* row_empty;
-    __nv_bfloat16* out0;
-    __nv_bfloat16* out1;
-    bool stores0, stores1;
+    float* partial_write;    // this lane's columns of this warp's row, buffer 0
+    const float* partial_read;  // this thread's pixel, warp 0's row, buffer 0
+    __nv_bfloat16* out;      // this thread's pixel of output row 0
+    float bias0, bias1;      // of channels warp * 16 + lane / 4 and 8 further
+    int name;                // of this warpgroup's barrier
+    bool stores;
     int lane;
 };
 
-// Input row r, r % 3 == kPhase.
-template <int kPhase>
-__device__ __forceinline__ void step(float (&d0)[96], float (&d1)[96], const uint32_t (&bias)[8], const Consumer& c,
-                                     int r) {
-    const int slot = r % kRowSlots;
-    wait(&c.row_full[slot], (r / kRowSlots) & 1);
+// Minimum over the channels, both tanh, output row y (where y >= 0). Only reads the accumulators.
+template <int kBuffer>
+__device__ __forceinline__ void finish(const float (&d)[64], const Consumer& c, int y) {
+    // d[4 j + h], d[4 j + 2 + h]: channels lane / 4 and lane / 4 + 8 of pixel 8 j + 2 (lane % 4) + h.
+    float v[16];
+    const bool bit16 = (c.lane & 16) != 0;
+    const bool bit8 = (c.lane & 8) != 0;
+    const bool bit4 = (c.lane & 4) != 0;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        const int at = 4 * (i / 2) + i % 2;
+        const float low = min_nan(d[at] + c.bias0, d[at + 2] + c.bias1);
+        const float high = min_nan(d[at + 32] + c.bias0, d[at + 34] + c.bias1);
+        const float keep = bit16 ? high : low;
+        const float send = bit16 ? low : high;
+        v[i] = min_nan(keep, __shfl_xor_sync(0xffffffffu, send, 16));
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float keep = bit8 ? v[8 + i] : v[i];
+        const float send = bit8 ? v[i] : v[8 + i];
+        v[i] = min_nan(keep, __shfl_xor_sync(0xffffffffu, send, 8));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float keep = bit4 ? v[4 + i] : v[i];
+        const float send = bit4 ? v[i] : v[4 + i];
+        v[i] = min_nan(keep, __shfl_xor_sync(0xffffffffu, send, 4));
+    }
+    // Now j = 2 (lane / 4) and the one after it.
+    float* own = c.partial_write + kBuffer * kPartial;
+    *reinterpret_cast<float2*>(own) = make_float2(v[0], v[1]);
+    *reinterpret_cast<float2*>(own + 8) = make_float2(v[2], v[3]);
+    // One barrier a row is enough: the next row goes to the other buffer.
+    meet(c.name, 128);
+    const float* all = c.partial_read + kBuffer * kPartial;
+    float m = min_nan(min_nan(all[0], all[kTile]), min_nan(all[2 * kTile], all[3 * kTile]));
+    m = tanh_of(tanh_of(m));
+    if (c.stores && y >= 0) c.out[y * kOutWidth] = __float2bfloat16_rn(m);
     __syncwarp();
-    const uint64_t a = c.a + static_cast<uint32_t>(slot * (kRowBytes / 16));
-    const uint64_t b = c.b + (2 - kPhase) * 64;
+}
+
+// Issues the products of output row y into `now`, then reduces row y - 1 from `before`. kBuffer = y % 2.
+template <int kBuffer>
+__device__ __forceinline__ void step(float (&now)[64], float (&before)[64], const uint32_t (&a)[9][4],
+                                     const Consumer& c, int y) {
+    const int newest = y + 2;
+    wait(&c.row_full[newest % kRowSlots], (newest / kRowSlots) & 1);
+    __syncwarp();
+    const uint64_t b0 = c.b + static_cast<uint32_t>((y % kRowSlots) * (kRowBytes / 16));
+    const uint64_t b1 = c.b + static_cast<uint32_t>(((y + 1) % kRowSlots) * (kRowBytes / 16));
+    const uint64_t b2 = c.b + static_cast<uint32_t>((newest % kRowSlots) * (kRowBytes / 16));
 
     begin_products();
-#pragma unroll
-    for (int kx = 0; kx < 3; ++kx) multiply(d0, a + kx, b + kx * (kTapB / 16));
+    multiply<0>(now, a[0], b0);
+    multiply<1>(now, a[1], b0 + 1);
+    multiply<1>(now, a[2], b0 + 2);
+    multiply<1>(now, a[3], b1);
+    multiply<1>(now, a[4], b1 + 1);
+    multiply<1>(now, a[5], b1 + 2);
+    multiply<1>(now, a[6], b2);
+    multiply<1>(now, a[7], b2 + 1);
+    multiply<1>(now, a[8], b2 + 2);
     commit_products();
 
-    // The second tile of the row before is done now: that row is free, and its finished slot is r % 3.
-    wait_products<1>(d1);
-    if (r > 0 && c.lane == 0) arrive(&c.row_empty[(r - 1) % kRowSlots]);
+    // Output row y - 1 is complete, so input row y - 1 is free.
+    wait_products<1>(before);
+    if (y > 0 && c.lane == 0) arrive(&c.row_empty[(y - 1) % kRowSlots]);
     __syncwarp();
-    finish<kPhase>(d1, bias, c.out1, r - 3, c.stores1, c.lane);
-
-    begin_products();
-#pragma unroll
-    for (int kx = 0; kx < 3; ++kx) multiply(d1, a + 64 + kx, b + kx * (kTapB / 16));
-    commit_products();
-
-    wait_products<1>(d0);
-    finish<(kPhase + 1) % 3>(d0, bias, c.out0, r - 2, c.stores0, c.lane);
+    finish<1 - kBuffer>(before, c, y - 1);
 }
 
 __device__ __forceinline__ void load_chunk(unsigned char* shared, uint64_t* raw_full, const __nv_bfloat16* image,
@@ -198,9 +203,14 @@ __device__ __forceinline__ void load_chunk(unsigned char* shared, uint64_t* raw_
     __syncwarp();
 }
 
+// Element i of 18 consecutive ones in 9 words.
+__device__ __forceinline__ uint32_t element(const uint32_t (&words)[9], int i) {
+    return i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffffu;
+}
+
 __global__ void __launch_bounds__(kThreads, 1)
 conv_min_tanh_kernel(const __nv_bfloat16* __restrict__ x, const uint32_t* __restrict__ weight,
-                     const uint32_t* __restrict__ bias_pairs, __nv_bfloat16* __restrict__ out) {
+                     const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* __restrict__ out) {
     extern __shared__ __align__(128) unsigned char shared[];
     uint64_t* raw_full = reinterpret_cast<uint64_t*>(shared + kAtBarriers);
     uint64_t* row_full = raw_full + kRawStages;
@@ -221,37 +231,18 @@ conv_min_tanh_kernel(const __nv_bfloat16* __restrict__ x, const uint32_t* __rest
         show_started();
     }
     __syncthreads();
-    if (warp == 0) {
-        for (int i = 0; i < kRawStages; ++i) load_chunk(shared, raw_full, image, i, lane);
-    }
-
-    // The weights, (oc, c, ky, kx), as operand B: for each kx 320 lines, k = channel.
-    for (int i = thread; i < 64 * 144 / 2; i += kThreads) {
-        const uint32_t two = weight[i];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int e = 2 * i + h;
-            const uint16_t value = static_cast<uint16_t>(h ? two >> 16 : two & 0xffffu);
-            const int oc = e / 144, rest = e % 144;
-            const int c = rest / 9, tap = rest % 9;
-            const int ky = tap / 3, kx = tap % 3;
-            const int line = (2 - ky) * 64 + oc;
-            unsigned char* at = shared + kAtB + kx * kTapB + c / 8 * kPanelB + line * 16 + c % 8 * 2;
-            *reinterpret_cast<uint16_t*>(at) = value;
-            if (ky > 0) *reinterpret_cast<uint16_t*>(at + 3 * 64 * 16) = value;
-        }
-    }
-    show_stores();
-    __syncthreads();
 
     if (group == 0) {
         give_up_registers<40>();
+        if (warp == 0) {
+            for (int i = 0; i < kRawStages; ++i) load_chunk(shared, raw_full, image, i, lane);
+        }
         // Lane l addresses line l % 8 of matrix l / 8: half of the channels = matrix & 1, 8 pixels = matrix >> 1.
         const int matrix = lane / 8, line = lane % 8;
         const int half = matrix & 1;
         const int pixel = warp * 64 + (matrix >> 1) * 8;
         const uint32_t from_base = shared_address(shared + kAtRaw) + (half * 8 + line) * kRawPitch + pixel * 2;
-        const uint32_t to_base = shared_address(shared + kAtRows) + half * kPanelA + (pixel + line) * 16;
+        const uint32_t to_base = shared_address(shared + kAtRows) + half * kPanel + (pixel + line) * 16;
 #pragma unroll 1
         for (int i = 0; i < kChunks; ++i) {
             const int s = i % kRawStages;
@@ -284,41 +275,61 @@ conv_min_tanh_kernel(const __nv_bfloat16* __restrict__ x, const uint32_t* __rest
     } else {
         take_registers<232>();
         const int which = group - 1;  // pixels which * 128 to which * 128 + 127
-        uint32_t bias[8];
+        const int quarter = warp % 4;  // channels quarter * 16 to quarter * 16 + 15
+        const int oc = quarter * 16 + lane / 4;
+        const int q = lane % 4;
+
+        // Operand A of every tap: (oc, 2 q), (oc + 8, 2 q), (oc, 2 q + 8), (oc + 8, 2 q + 8), two channels each.
+        // The weights are (oc, c, ky, kx): two channels are 18 consecutive elements, 9 words.
+        uint32_t a[9][4];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) bias[j] = bias_pairs[4 * j + lane % 4];
+        for (int part = 0; part < 4; ++part) {
+            const uint32_t* from = weight + (oc + (part & 1) * 8) * 72 + (part >> 1) * 36 + q * 9;
+            uint32_t words[9];
+#pragma unroll
+            for (int i = 0; i < 9; ++i) words[i] = from[i];
+#pragma unroll
+            for (int tap = 0; tap < 9; ++tap) a[tap][part] = element(words, tap) | element(words, 9 + tap) << 16;
+        }
+#pragma unroll
+        for (int tap = 0; tap < 9; ++tap) {
+#pragma unroll
+            for (int part = 0; part < 4; ++part) asm volatile("" : "+r"(a[tap][part])::"memory");
+        }
+
+        float* partial = reinterpret_cast<float*>(shared + kAtPartial) + which * 2 * kPartial;
+        const int pixel = which * kTile + thread % 128;
 
         Consumer c;
-        c.a = describe(shared_address(shared + kAtRows) + which * 128 * 16, kPanelA);
-        c.b = describe(shared_address(shared + kAtB), kPanelB);
+        c.b = describe(shared_address(shared + kAtRows) + which * kTile * 16, kPanel);
         c.row_full = row_full;
         c.row_empty = row_empty;
+        c.partial_write = partial + quarter * kTile + (lane / 4) * 16 + q * 2;
+        c.partial_read = partial + thread % 128;
+        c.out = out + static_cast<int64_t>(blockIdx.x) * (kOutHeight * kOutWidth) + pixel;
+        c.bias0 = __bfloat162float(bias[oc]);
+        c.bias1 = __bfloat162float(bias[oc + 8]);
+        c.name = 2 + which;
+        c.stores = pixel < kOutWidth;
         c.lane = lane;
-        const int pixel0 = which * 128 + (warp % 4) * 16 + lane / 4 + (lane & 1) * 8;
-        const int pixel1 = pixel0 + 64;
-        c.stores0 = (lane & 2) == 0 && pixel0 < kOutWidth;
-        c.stores1 = (lane & 2) == 0 && pixel1 < kOutWidth;
-        __nv_bfloat16* out_image = out + static_cast<int64_t>(blockIdx.x) * (kOutHeight * kOutWidth);
-        c.out0 = out_image + pixel0;
-        c.out1 = out_image + pixel1;
 
-        float d0[96], d1[96];
-        set_to_bias<0>(d0, bias);
-        set_to_bias<1>(d0, bias);
-        set_to_bias<2>(d0, bias);
-        set_to_bias<0>(d1, bias);
-        set_to_bias<1>(d1, bias);
-        set_to_bias<2>(d1, bias);
-
-#pragma unroll 1
-        for (int r = 0; r < kHeight - 1; r += 3) {  // 255 rows
-            step<0>(d0, d1, bias, c, r);
-            step<1>(d0, d1, bias, c, r + 1);
-            step<2>(d0, d1, bias, c, r + 2);
+        float d0[64], d1[64];
+#pragma unroll
+        for (int i = 0; i < 64; ++i) {
+            d0[i] = 0.0f;
+            d1[i] = 0.0f;
         }
-        step<0>(d0, d1, bias, c, kHeight - 1);
+
+        wait(&row_full[0], 0);
+        wait(&row_full[1], 0);
+        __syncwarp();
+#pragma unroll 1
+        for (int y = 0; y < kOutHeight; y += 2) {
+            step<0>(d0, d1, a, c, y);
+            step<1>(d1, d0, a, c, y + 1);
+        }
         wait_products<0>(d1);
-        finish<1>(d1, bias, c.out1, kHeight - 3, c.stores1, lane);  // slot (255 + 1) % 3, output row 253
+        finish<1>(d1, c, kOutHeight - 1);
     }
 }
 
@@ -334,30 +345,30 @@ extern "C" int conv_min_tanh(const void* x, const void* weight, const void* bias
     }
     conv_min_tanh_kernel<<<static_cast<unsigned>(images), kThreads, kShared, static_cast<cudaStream_t>(stream)>>>(
         static_cast<const __nv_bfloat16*>(x), static_cast<const uint32_t*>(weight),
-        static_cast<const uint32_t*>(bias), static_cast<__nv_bfloat16*>(out));
+        static_cast<const __nv_bfloat16*>(bias), static_cast<__nv_bfloat16*>(out));
     return static_cast<int>(cudaGetLastError());
 }
 """
 
 
-def _wgmma_192():
-    registers = ", ".join(f"%{i}" for i in range(96))
-    sums = ", ".join(f'"+f"(d[{i}])' for i in range(96))
+def _wgmma_128():
+    registers = ", ".join(f"%{i}" for i in range(64))
+    sums = ", ".join(f'"+f"(d[{i}])' for i in range(64))
     return (
-        'asm volatile("{\\n.reg .pred p;\\nsetp.ne.b32 p, %98, 0;\\n'
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
+        'asm volatile("{\\n.reg .pred p;\\nsetp.ne.b32 p, %69, 0;\\n'
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         + registers
-        + '}, %96, %97, p, 1, 1, 0, 0;\\n}" : '
+        + '}, {%64, %65, %66, %67}, %68, p, 1, 1, 0;\\n}" : '
         + sums
-        + ' : "l"(a), "l"(b), "r"(1));'
+        + ' : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(kAdd));'
     )
 
 
 library = ctypes.CDLL(
     load_inline(
-        name="conv_min_tanh_tanh_bf16",
+        name="conv_min_tanh_tanh_bf16_rs",
         cpp_sources=[""],
-        cuda_sources=[SOURCE.replace("@WGMMA@", _wgmma_192())],
+        cuda_sources=[SOURCE.replace("@WGMMA@", _wgmma_128())],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],
         no_implicit_headers=True,
         is_python_module=False,

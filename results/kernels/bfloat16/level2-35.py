@@ -15,13 +15,16 @@ constexpr int kSide = 128;         // height and width of the input
 constexpr int kPooled = 63;        // height and width of the output
 constexpr int kSlots = 4;          // image rows in the ring
 constexpr int kPanel = 128 * 16;   // bytes: 128 lines (pixels or output channels) of 8 input channels
-constexpr int kRowBytes = 8 * kPanel;     // one image row: 64 channels
 constexpr int kTapBytes = 8 * kPanel;     // the weights of one tap
+// The ring: one region for the even and one for the odd channel groups, each of 16 places of one panel and a 17th that
+// mirrors place 0. Channels 16 k to 16 k + 15 of row s lie at place (s + 4 k) % 16, so that row s + 1 always follows.
+constexpr int kPlaces = 16;
+constexpr int kRegion = (kPlaces + 1) * kPanel;
 constexpr int kPitch = 68;                // staging, in elements
 constexpr int kWeightsAt = 0;
 constexpr int kRingAt = 9 * kTapBytes;                       // 147456
-constexpr int kStageAt = kRingAt + kSlots * kRowBytes;       // 212992
-constexpr int kBarriersAt = kStageAt + 8 * 16 * kPitch * 2;  // 230400
+constexpr int kStageAt = kRingAt + 2 * kRegion;              // 217088
+constexpr int kBarriersAt = kStageAt + 8 * 8 * kPitch * 2;   // 225792
 constexpr int kSharedBytes = kBarriersAt + 128;
 constexpr int kRawBytes = 64 * kIn * 9 * 2;                  // half of the weights: 73728
 static_assert(kRawBytes <= kBarriersAt - kRingAt, "raw weights need the ring and the staging area");
@@ -52,9 +55,9 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t b
             shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
 
-// K-major operand without swizzle: panels of 16 bytes, kPanel bytes apart, groups of 8 lines 128 bytes apart.
-__device__ __forceinline__ uint64_t describe(uint32_t start) {
-    return static_cast<uint64_t>((start & 0x3ffff) >> 4) | static_cast<uint64_t>(kPanel >> 4) << 16 |
+// K-major operand without swizzle: panels of 16 bytes a line, `stride` bytes apart, groups of 8 lines 128 bytes apart.
+__device__ __forceinline__ uint64_t describe(uint32_t start, uint32_t stride) {
+    return static_cast<uint64_t>((start & 0x3ffff) >> 4) | static_cast<uint64_t>(stride >> 4) << 16 |
            static_cast<uint64_t>(128 >> 4) << 32;
 }
 
@@ -62,11 +65,11 @@ __device__ __forceinline__ uint64_t describe(uint32_t start) {
     "+f"(d[(i)]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3]), "+f"(d[(i) + 4]), "+f"(d[(i) + 5]), \
         "+f"(d[(i) + 6]), "+f"(d[(i) + 7])
 
-// D (64 x 128) += A (64 x 16) B (16 x 128)
-__device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b, int add) {
+// D (64 x 256) += A (64 x 16) B (16 x 256)
+__device__ __forceinline__ void multiply(float (&d)[128], uint64_t a, uint64_t b, int add) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, "
         "%8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, "
@@ -74,9 +77,18 @@ __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b,
         "%32, %33, %34, %35, %36, %37, %38, %39, "
         "%40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, "
-        "%56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, 0, 0;\n}"
-        : ACC8(0), ACC8(8), ACC8(16), ACC8(24), ACC8(32), ACC8(40), ACC8(48), ACC8(56)
+        "%56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, "
+        "%72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, "
+        "%88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, "
+        "%104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, "
+        "%120, %121, %122, %123, %124, %125, %126, %127}, "
+        "%128, %129, p, 1, 1, 0, 0;\n}"
+        : ACC8(0), ACC8(8), ACC8(16), ACC8(24), ACC8(32), ACC8(40), ACC8(48), ACC8(56),
+          ACC8(64), ACC8(72), ACC8(80), ACC8(88), ACC8(96), ACC8(104), ACC8(112), ACC8(120)
         : "l"(a), "l"(b), "r"(add));
 }
 
@@ -200,8 +212,9 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
         const int odd_first = (t >> 2) & 1;
         const uint32_t first_selector = odd_first ? 0x7632u : 0x5410u;
         const uint32_t second_selector = odd_first ? 0x5410u : 0x7632u;
-        const uint32_t first_at = g0 * kPanel + (2 * q + odd_first) * 16;
-        const uint32_t second_at = g0 * kPanel + (2 * q + 1 - odd_first) * 16;
+        const uint32_t first_at = (2 * q + odd_first) * 16;
+        const uint32_t second_at = (2 * q + 1 - odd_first) * 16;
+        unsigned char* region = shared + kRingAt + g0 * kRegion;
         const uint32_t* words = reinterpret_cast<const uint32_t*>(x);
         int sequence = 0;
         for (int tile = first; tile < last; ++tile) {
@@ -218,7 +231,6 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
                 }
                 const int slot = sequence % kSlots;
                 wait_for(&empty[slot], ((sequence / kSlots) & 1) ^ 1);
-                unsigned char* to = shared + kRingAt + slot * kRowBytes;
 #pragma unroll
                 for (int u = 0; u < 4; ++u) {
                     uint4 a, b;
@@ -230,8 +242,14 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
                     b.y = __byte_perm(v[u][2], v[u][3], second_selector);
                     b.z = __byte_perm(v[u][4], v[u][5], second_selector);
                     b.w = __byte_perm(v[u][6], v[u][7], second_selector);
-                    *reinterpret_cast<uint4*>(to + u * 2 * kPanel + first_at) = a;
-                    *reinterpret_cast<uint4*>(to + u * 2 * kPanel + second_at) = b;
+                    const int place = (sequence + 4 * u) & (kPlaces - 1);
+                    unsigned char* to = region + place * kPanel;
+                    *reinterpret_cast<uint4*>(to + first_at) = a;
+                    *reinterpret_cast<uint4*>(to + second_at) = b;
+                    if (place == 0) {  // the mirror, read by products that start at place 15
+                        *reinterpret_cast<uint4*>(to + kPlaces * kPanel + first_at) = a;
+                        *reinterpret_cast<uint4*>(to + kPlaces * kPanel + second_at) = b;
+                    }
                 }
                 show_stores();
                 arrive(&full[slot]);
@@ -246,17 +264,15 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
         const int r = lane / 4, q = lane % 4;
         const float beta0 = __bfloat162float(bias[warp * 16 + r]) - subtract;
         const float beta1 = __bfloat162float(bias[warp * 16 + r + 8]) - subtract;
-        __nv_bfloat16* stage = reinterpret_cast<__nv_bfloat16*>(shared + kStageAt) + warp * 16 * kPitch;
+        __nv_bfloat16* stage = reinterpret_cast<__nv_bfloat16*>(shared + kStageAt) + warp * 8 * kPitch;
         const unsigned short* staged = reinterpret_cast<const unsigned short*>(stage);
-        const uint64_t a_base = describe(shared_address(shared + kWeightsAt) + group * 64 * 16);
-        const uint64_t b_base = describe(shared_address(shared + kRingAt));
+        const uint64_t a_base = describe(shared_address(shared + kWeightsAt) + group * 64 * 16, kPanel);
+        const uint64_t b_base = describe(shared_address(shared + kRingAt), kRegion);
 
-        float d0[64], d1[64];
+        // Columns 0 to 127 are the upper row of the window, columns 128 to 255 the lower one.
+        float d[128];
 #pragma unroll
-        for (int i = 0; i < 64; ++i) {
-            d0[i] = 0.0f;
-            d1[i] = 0.0f;
-        }
+        for (int i = 0; i < 128; ++i) d[i] = 0.0f;
 
         if (group == 1) meet_without_waiting(1, 256);  // warpgroup 0 goes first
         int base = 0;
@@ -271,8 +287,11 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
             for (int kh = 0; kh < 3; ++kh) {
                 const int upper = base + kh, lower = base + kh + 1;
                 wait_for(&full[lower % kSlots], (lower / kSlots) & 1);
-                const uint64_t b_upper = b_base + static_cast<uint64_t>((upper % kSlots) * (kRowBytes >> 4));
-                const uint64_t b_lower = b_base + static_cast<uint64_t>((lower % kSlots) * (kRowBytes >> 4));
+                uint64_t b_at[4];
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    b_at[k] = b_base + static_cast<uint64_t>(((upper + 4 * k) & (kPlaces - 1)) * (kPanel >> 4));
+                }
                 begin_products();
 #pragma unroll
                 for (int kw = 0; kw < 3; ++kw) {
@@ -280,10 +299,8 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
                     for (int k = 0; k < 4; ++k) {
                         const uint64_t a =
                             a_base + static_cast<uint64_t>(((kh * 3 + kw) * kTapBytes + k * 2 * kPanel) >> 4);
-                        const uint64_t at = static_cast<uint64_t>((kw * 16 + k * 2 * kPanel) >> 4);
                         const int add = (kh + kw + k) > 0 ? 1 : 0;
-                        multiply(d0, a, b_upper + at, add);
-                        multiply(d1, a, b_lower + at, add);
+                        multiply(d, a, b_at[k] + static_cast<uint64_t>(kw), add);
                     }
                 }
                 commit_products();
@@ -295,9 +312,8 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
             }
             wait_groups<0>();
 #pragma unroll
-            for (int i = 0; i < 64; ++i) {
-                asm volatile("" : "+f"(d0[i])::"memory");
-                asm volatile("" : "+f"(d1[i])::"memory");
+            for (int i = 0; i < 128; ++i) {
+                asm volatile("" : "+f"(d[i])::"memory");
             }
             if (image_ends) {
                 if (lane == 0) {
@@ -310,37 +326,34 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
             }
 
             // Hardswish falls and then rises: its maximum is at the least or at the greatest value of the window.
-#pragma unroll
-            for (int j = 0; j < 16; ++j) {
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const float v0 = d0[4 * j + 2 * h], v1 = d0[4 * j + 2 * h + 1];
-                    const float v2 = d1[4 * j + 2 * h], v3 = d1[4 * j + 2 * h + 1];
-                    const float beta = h ? beta1 : beta0;
-                    const float high = max_nan(max_nan(v0, v1), max_nan(v2, v3)) + beta;
-                    const float low = min_nan(min_nan(v0, v1), min_nan(v2, v3)) + beta;
-                    const float y = max_nan(hard_swish(high), hard_swish(low));
-                    stage[(r + 8 * h) * kPitch + 4 * j + q] = __float2bfloat16_rn(mish(y));
-                }
-            }
-            __syncwarp();
             unsigned short* to =
                 out + (static_cast<size_t>(image * kOut + warp * 16) * kPooled + p) * kPooled + lane;
 #pragma unroll
-            for (int c = 0; c < 16; c += 8) {
+            for (int h = 0; h < 2; ++h) {
+                const float beta = h ? beta1 : beta0;
+#pragma unroll
+                for (int j = 0; j < 16; ++j) {
+                    const float v0 = d[4 * j + 2 * h], v1 = d[4 * j + 2 * h + 1];
+                    const float v2 = d[64 + 4 * j + 2 * h], v3 = d[64 + 4 * j + 2 * h + 1];
+                    const float high = max_nan(max_nan(v0, v1), max_nan(v2, v3)) + beta;
+                    const float low = min_nan(min_nan(v0, v1), min_nan(v2, v3)) + beta;
+                    const float y = max_nan(hard_swish(high), hard_swish(low));
+                    stage[r * kPitch + 4 * j + q] = __float2bfloat16_rn(mish(y));
+                }
+                __syncwarp();
                 unsigned short left[8], right[8];
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
-                    left[i] = staged[(c + i) * kPitch + lane];
-                    right[i] = staged[(c + i) * kPitch + lane + 32];
+                    left[i] = staged[i * kPitch + lane];
+                    right[i] = staged[i * kPitch + lane + 32];
                 }
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
-                    to[(c + i) * (kPooled * kPooled)] = left[i];
-                    if (lane < 31) to[(c + i) * (kPooled * kPooled) + 32] = right[i];
+                    to[(8 * h + i) * (kPooled * kPooled)] = left[i];
+                    if (lane < 31) to[(8 * h + i) * (kPooled * kPooled) + 32] = right[i];
                 }
+                __syncwarp();
             }
-            __syncwarp();
         }
     }
 }

@@ -21,6 +21,7 @@ constexpr int kTileK = 64;
 constexpr int kStages = 4;
 constexpr int kThreads = 384;
 constexpr int kPairs = kRows / (2 * kTileM);  // pairs of row tiles, one pair a cluster
+
 // By how many stages the second warpgroup starts later than the first.
 // tune: kLag in (1, 2, 3)
 constexpr int kLag = 3;
@@ -47,15 +48,17 @@ __device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t by
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
+// The ring is written by TMA and read by wgmma only, so its barriers need no fence at cluster scope: one would cost a
+// round trip to L2 at every step. Hence the plain forms in wait and arrive_at.
 __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
     asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
 __device__ __forceinline__ void arrive_at(uint64_t* barrier, int rank) {
     asm volatile(
         "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank)
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank)
         : "memory");
 }
 __device__ __forceinline__ void cluster_sync() {

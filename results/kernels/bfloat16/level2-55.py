@@ -14,21 +14,24 @@ constexpr int kBatch = 128;
 constexpr int kIn = 32768;
 constexpr int kOut = 32768;
 constexpr int kTileN = 256;
-constexpr int kTileK = 64;
-constexpr int kTiles = kIn / kTileK;    // 512
+constexpr int kChunkN = 128;            // weight rows of a slot
+constexpr int kTileK = 128;             // two lines of 128 bytes
+constexpr int kTiles = kIn / kTileK;    // 256
 constexpr int kBlocks = kOut / kTileN;  // 128
 // tune: CLUSTER in (1, 2, 4)
 constexpr int CLUSTER = 2;
-// tune: STAGGER in (0, 8)
-constexpr int STAGGER = 8;
+// tune: STAGGER in (0, 4)
+constexpr int STAGGER = 4;
 // tune: PENDING in (0, 1)
 constexpr int PENDING = 0;
-constexpr int kStages = 4;
-constexpr int kXBytes = kBatch * kTileK * 2;  // 16 KB
-constexpr int kWBytes = kTileN * kTileK * 2;  // 32 KB
-constexpr int kStageBytes = kXBytes + kWBytes;
+// tune: WEIGHT_FIRST in (0, 1)
+constexpr int WEIGHT_FIRST = 0;  // 1: weights are the first to leave L2
+constexpr int kXStages = 2;
+constexpr int kWSlots = 5;
+constexpr int kXBytes = kBatch * kTileK * 2;   // 32 KB
+constexpr int kWBytes = kChunkN * kTileK * 2;  // 32 KB
 constexpr int kXRows = kBatch / CLUSTER;  // the share that each block of a cluster loads for all
-constexpr int kDynamicBytes = kStages * kStageBytes + 1024;
+constexpr int kDynamicBytes = kXStages * kXBytes + kWSlots * kWBytes + 1024;
 constexpr int kConsumers = 256;
 constexpr int kThreads = kConsumers + 32;
 
@@ -51,6 +54,9 @@ __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
         "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
+__device__ __forceinline__ void arrive_here(uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 __device__ __forceinline__ void arrive_at(uint64_t* barrier, int rank) {
     asm volatile(
         "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
@@ -69,30 +75,31 @@ __device__ __forceinline__ void meet(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-__device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap* map, int k, int row, uint64_t* barrier,
-                                          uint64_t policy) {
+// The tensor has the dimensions (64 values of k, 8 rows, lines of 64 values, groups of 8 rows).
+__device__ __forceinline__ void load_tile(uint32_t to, const CUtensorMap* map, int line, int row_group,
+                                          uint64_t* barrier, uint64_t policy) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to), "l"(map), "r"(shared_address(barrier)), "r"(k), "r"(row),
-        "l"(policy) : "memory");
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %3, %4, %5}], [%2], %6;" ::"r"(to), "l"(map), "r"(shared_address(barrier)), "r"(0),
+        "r"(line), "r"(row_group), "l"(policy) : "memory");
 }
-__device__ __forceinline__ void load_tile_for_all(uint32_t to, const CUtensorMap* map, int k, int row,
+__device__ __forceinline__ void load_tile_for_all(uint32_t to, const CUtensorMap* map, int line, int row_group,
                                                   uint64_t* barrier, int mask, uint64_t policy) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
-        "[%0], [%1, {%4, %5}], [%2], %3, %6;" ::"r"(to), "l"(map), "r"(shared_address(barrier)),
-        "h"(static_cast<uint16_t>(mask)), "r"(k), "r"(row), "l"(policy) : "memory");
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+        "[%0], [%1, {%4, %4, %5, %6}], [%2], %3, %7;" ::"r"(to), "l"(map), "r"(shared_address(barrier)),
+        "h"(static_cast<uint16_t>(mask)), "r"(0), "r"(line), "r"(row_group), "l"(policy) : "memory");
 }
 
-// K-major, 128-byte swizzle: groups of 8 lines are 1024 bytes apart.
+// K-major, 128-byte swizzle: groups of 8 rows are 2048 bytes apart, 1024 for each of the two lines of a row.
 __device__ __forceinline__ uint64_t describe(uint32_t at) {
-    return static_cast<uint64_t>((at & 0x3ffff) >> 4) | (uint64_t(1) << 16) | (uint64_t(1024 >> 4) << 32) |
+    return static_cast<uint64_t>((at & 0x3ffff) >> 4) | (uint64_t(1) << 16) | (uint64_t(2048 >> 4) << 32) |
            (uint64_t(1) << 62);
 }
-__device__ __forceinline__ void multiply(float (&d)[128], uint64_t a, uint64_t b) {
+__device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
-        "{@REGISTERS@}, %128, %129, p, 1, 1, 0, 0;\n}"
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{@REGISTERS@}, %64, %65, p, 1, 1, 0, 0;\n}"
         : @OPERANDS@
         : "l"(a), "l"(b), "r"(1));
 }
@@ -112,13 +119,16 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(kThreads, 1)
     linear_pool_sum_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                            const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* __restrict__ out, float scale) {
     extern __shared__ uint8_t raw[];
-    __shared__ __align__(8) uint64_t full[kStages];
-    __shared__ __align__(8) uint64_t empty[kStages];
+    __shared__ __align__(8) uint64_t full_x[kXStages];
+    __shared__ __align__(8) uint64_t empty_x[kXStages];
+    __shared__ __align__(8) uint64_t full_w[kWSlots];
+    __shared__ __align__(8) uint64_t empty_w[kWSlots];
     __shared__ float bias_here[kTileN];
     __shared__ float upper_half[kBatch];
     __shared__ int is_last;
 
     const uint32_t base = (shared_address(raw) + 1023u) & ~1023u;
+    const uint32_t w_base = base + kXStages * kXBytes;
     const int thread = threadIdx.x;
     const int warp = thread / 32;
     const int lane = thread % 32;
@@ -126,9 +136,13 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(kThreads, 1)
     const int first_column = block * kTileN;
 
     if (thread == 0) {
-        for (int s = 0; s < kStages; ++s) {
-            start(&full[s], 1);
-            start(&empty[s], kConsumers / 32 * CLUSTER);
+        for (int s = 0; s < kXStages; ++s) {
+            start(&full_x[s], 1);
+            start(&empty_x[s], kConsumers / 32 * CLUSTER);
+        }
+        for (int s = 0; s < kWSlots; ++s) {
+            start(&full_w[s], 1);
+            start(&empty_w[s], kConsumers / 32);
         }
         show_started();
     }
@@ -141,23 +155,40 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(kThreads, 1)
             asm volatile("prefetch.tensormap [%0];" ::"l"(&w_map) : "memory");
             uint64_t keep, pass;
             asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(keep));
-            asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(pass));
+            if (WEIGHT_FIRST) {
+                asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(pass));
+            } else {
+                pass = 0x1000000000000000ull;  // the normal priority
+            }
             const int rank = static_cast<int>(rank_in_cluster());
             const int offset = (block / CLUSTER) * STAGGER;
+            int slot = 0;
+            uint32_t w_parity = 0;
 #pragma unroll 1
             for (int i = 0; i < kTiles; ++i) {
-                const int s = i % kStages;
-                const uint32_t parity = (i / kStages) & 1;
-                const int k = ((i + offset) % kTiles) * kTileK;
-                const uint32_t stage = base + s * kStageBytes;
-                wait(&empty[s], parity ^ 1);  // the first time round it is over
-                arrive_and_expect(&full[s], kStageBytes);
-                load_tile(stage + kXBytes, &w_map, k, first_column, &full[s], pass);
+                const int xs = i % kXStages;
+                const uint32_t x_parity = (i / kXStages) & 1;
+                const int line = ((i + offset) % kTiles) * (kTileK / 64);
+                // The slots of the weights become free before the stage of x does.
+#pragma unroll
+                for (int h = 0; h < kTileN / kChunkN; ++h) {
+                    wait(&empty_w[slot], w_parity ^ 1);  // the first time round it is over
+                    arrive_and_expect(&full_w[slot], kWBytes);
+                    load_tile(w_base + slot * kWBytes, &w_map, line, (first_column + h * kChunkN) / 8, &full_w[slot],
+                              pass);
+                    if (++slot == kWSlots) {
+                        slot = 0;
+                        w_parity ^= 1;
+                    }
+                }
+                const uint32_t stage = base + xs * kXBytes;
+                wait(&empty_x[xs], x_parity ^ 1);
+                arrive_and_expect(&full_x[xs], kXBytes);
                 if (CLUSTER == 1) {
-                    load_tile(stage, &x_map, k, 0, &full[s], keep);
+                    load_tile(stage, &x_map, line, 0, &full_x[xs], keep);
                 } else {
-                    load_tile_for_all(stage + rank * kXRows * kTileK * 2, &x_map, k, rank * kXRows, &full[s],
-                                      (1 << CLUSTER) - 1, keep);
+                    load_tile_for_all(stage + rank * kXRows * kTileK * 2, &x_map, line, rank * kXRows / 8,
+                                      &full_x[xs], (1 << CLUSTER) - 1, keep);
                 }
             }
         }
@@ -166,44 +197,66 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(kThreads, 1)
         const int group = warp / 4;
         bias_here[thread] = __bfloat162float(bias[first_column + thread]);  // 256 threads, 256 columns
 
-        float d[128];
+        float d[2][64];
 #pragma unroll
-        for (int i = 0; i < 128; ++i) d[i] = 0.0f;
+        for (int i = 0; i < 64; ++i) {
+            d[0][i] = 0.0f;
+            d[1][i] = 0.0f;
+        }
 
+        int slot = 0;
+        uint32_t w_parity = 0;
 #pragma unroll 1
         for (int i = 0; i < kTiles; ++i) {
-            const int s = i % kStages;
-            const uint32_t parity = (i / kStages) & 1;
-            const uint32_t x_at = base + s * kStageBytes + group * (64 * kTileK * 2);
-            const uint32_t w_at = base + s * kStageBytes + kXBytes;
-            wait(&full[s], parity);
-            begin_products();
+            const int xs = i % kXStages;
+            const uint32_t x_parity = (i / kXStages) & 1;
+            const uint32_t x_at = base + xs * kXBytes + group * (64 * kTileK * 2);
+            wait(&full_x[xs], x_parity);
 #pragma unroll
-            for (int step = 0; step < kTileK / 16; ++step) {
-                multiply(d, describe(x_at + step * 32), describe(w_at + step * 32));
+            for (int h = 0; h < 2; ++h) {
+                const uint32_t w_at = w_base + slot * kWBytes;
+                wait(&full_w[slot], w_parity);
+                begin_products();
+#pragma unroll
+                for (int step = 0; step < kTileK / 16; ++step) {
+                    const uint32_t shift = (step / 4) * 1024 + (step % 4) * 32;
+                    multiply(d[h], describe(x_at + shift), describe(w_at + shift));
+                }
+                commit_products();
+                wait_groups<PENDING>();
+                if (PENDING == 0) {
+                    if (lane == 0) arrive_here(&empty_w[slot]);
+                    if (h == 1 && lane < CLUSTER) arrive_at(&empty_x[xs], lane);
+                } else if (h == 1 || i > 0) {  // the slot before is read
+                    if (lane == 0) arrive_here(&empty_w[slot == 0 ? kWSlots - 1 : slot - 1]);
+                    if (h == 0 && lane < CLUSTER) arrive_at(&empty_x[(i - 1) % kXStages], lane);
+                }
+                __syncwarp();
+                if (++slot == kWSlots) {
+                    slot = 0;
+                    w_parity ^= 1;
+                }
             }
-            commit_products();
-            wait_groups<PENDING>();
-            if (PENDING == 0) {
-                if (lane < CLUSTER) arrive_at(&empty[s], lane);
-            } else if (i > 0) {
-                if (lane < CLUSTER) arrive_at(&empty[(i - 1) % kStages], lane);
-            }
-            __syncwarp();
         }
         wait_groups<0>();
 #pragma unroll
-        for (int i = 0; i < 128; ++i) asm volatile("" : "+f"(d[i])::"memory");
+        for (int i = 0; i < 64; ++i) {
+            asm volatile("" : "+f"(d[0][i])::"memory");
+            asm volatile("" : "+f"(d[1][i])::"memory");
+        }
 
         meet(1, kConsumers);  // bias_here is there
         const int quad = lane % 4;
         float low = 0.0f, high = 0.0f;
 #pragma unroll
-        for (int j = 0; j < kTileN / 8; ++j) {
-            const float b0 = bias_here[8 * j + 2 * quad];
-            const float b1 = bias_here[8 * j + 2 * quad + 1];
-            low += max_nan(d[4 * j] + b0, d[4 * j + 1] + b1);
-            high += max_nan(d[4 * j + 2] + b0, d[4 * j + 3] + b1);
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int j = 0; j < kChunkN / 8; ++j) {
+                const float b0 = bias_here[h * kChunkN + 8 * j + 2 * quad];
+                const float b1 = bias_here[h * kChunkN + 8 * j + 2 * quad + 1];
+                low += max_nan(d[h][4 * j] + b0, d[h][4 * j + 1] + b1);
+                high += max_nan(d[h][4 * j + 2] + b0, d[h][4 * j + 3] + b1);
+            }
         }
         low += __shfl_xor_sync(0xffffffffu, low, 1);
         high += __shfl_xor_sync(0xffffffffu, high, 1);
@@ -261,12 +314,15 @@ static EncodeTiled find_encode() {
     return reinterpret_cast<EncodeTiled>(pointer);
 }
 
+// (64 values of k, 8 rows, lines of 64 values, groups of 8 rows): a box holds, for each group of 8 rows, one
+// swizzled square of 8 lines of 128 bytes after the other.
 static bool encode(EncodeTiled function, CUtensorMap* map, const void* data, uint64_t rows, uint32_t box_rows) {
-    const cuuint64_t dims[2] = {static_cast<cuuint64_t>(kIn), static_cast<cuuint64_t>(rows)};
-    const cuuint64_t strides[1] = {static_cast<cuuint64_t>(kIn) * 2};
-    const cuuint32_t box[2] = {static_cast<cuuint32_t>(kTileK), static_cast<cuuint32_t>(box_rows)};
-    const cuuint32_t steps[2] = {1, 1};
-    return function(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), dims, strides, box, steps,
+    const cuuint64_t pitch = static_cast<cuuint64_t>(kIn) * 2;
+    const cuuint64_t dims[4] = {64, 8, static_cast<cuuint64_t>(kIn / 64), static_cast<cuuint64_t>(rows / 8)};
+    const cuuint64_t strides[3] = {pitch, 128, pitch * 8};
+    const cuuint32_t box[4] = {64, 8, static_cast<cuuint32_t>(kTileK / 64), static_cast<cuuint32_t>(box_rows / 8)};
+    const cuuint32_t steps[4] = {1, 1, 1, 1};
+    return function(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void*>(data), dims, strides, box, steps,
                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
@@ -294,7 +350,7 @@ extern "C" int linear_pool_sum(const void* x, const void* weight, const void* bi
     }
     if (weight != w_known) {
         w_known = nullptr;
-        if (!encode(function, &w_map, weight, kOut, kTileN)) return 10003;
+        if (!encode(function, &w_map, weight, kOut, kChunkN)) return 10003;
         w_known = weight;
     }
     linear_pool_sum_kernel<<<kBlocks, kThreads, kDynamicBytes, static_cast<cudaStream_t>(stream)>>>(
@@ -303,8 +359,8 @@ extern "C" int linear_pool_sum(const void* x, const void* weight, const void* bi
 }
 """
 
-SOURCE = SOURCE.replace("@REGISTERS@", ", ".join(f"%{i}" for i in range(128)))
-SOURCE = SOURCE.replace("@OPERANDS@", ", ".join(f'"+f"(d[{i}])' for i in range(128)))
+SOURCE = SOURCE.replace("@REGISTERS@", ", ".join(f"%{i}" for i in range(64)))
+SOURCE = SOURCE.replace("@OPERANDS@", ", ".join(f'"+f"(d[{i}])' for i in range(64)))
 
 library = ctypes.CDLL(
     load_inline(

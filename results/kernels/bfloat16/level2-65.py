@@ -24,6 +24,8 @@ constexpr int kPitch = 4 * kRowBytes + 16;     // 3088: one channel's four rows
 constexpr int kHalfBytes = kChannels * kPitch;
 constexpr int kStageBytes = 2 * kHalfBytes;    // 49408
 constexpr int kPairs = 9;                      // pairs of taps of a lane = k16 steps
+constexpr int kEarlyPairs = 4;                 // those that need the lane's first channel only
+constexpr int kLatePairs = kPairs - kEarlyPairs;
 
 constexpr int kWeightAt = kStages * kStageBytes;               // 197632
 constexpr int kWeightBytes = 2 * kPairs * kOut * 16;           // 18432
@@ -34,6 +36,7 @@ constexpr int kSharedBytes = kPartialAt + 64;
 
 static_assert(kWeightAt % 128 == 0, "alignment");
 static_assert(kSharedBytes <= 232448, "shared memory");
+static_assert(kSteps % 2 == 0, "steps go in pairs");
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -89,9 +92,10 @@ __device__ __forceinline__ void multiply(float (&d)[32], const uint32_t (&a)[4],
 __device__ __forceinline__ float low_of(uint32_t v) { return __uint_as_float(v << 16); }
 __device__ __forceinline__ float high_of(uint32_t v) { return __uint_as_float(v & 0xffff0000u); }
 
+// Volatile, to stay between the products' start and the wait for them.
 __device__ __forceinline__ float tanh_of(float v) {
     float t;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(v));
+    asm volatile("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(v));
     return t;
 }
 
@@ -109,6 +113,32 @@ __device__ __forceinline__ void row_sums(const unsigned char* at, float (&t)[6])
     t[3] = p45 + p67;
     t[4] = (f5 + p67) + f8;
     t[5] = p67 + p89;
+}
+
+// The 4 x 4 sums of one channel, for two neighbouring positions: box[position][ky * 3 + kx]. last: horizontal sums of
+// row 4 * py + 1; both: of rows 4 * py and 4 * py + 1 together; both are moved on to the next py.
+__device__ __forceinline__ void box_sums(const unsigned char* at, float (&last)[6], float (&both)[6],
+                                         float (&box)[2][9]) {
+    float v[6], t2[6], t3[6];
+    {
+        float t0[6], t1[6];
+        row_sums(at, t0);
+        row_sums(at + kRowBytes, t1);
+#pragma unroll
+        for (int k = 0; k < 6; ++k) v[k] = t0[k] + t1[k];
+    }
+    row_sums(at + 2 * kRowBytes, t2);
+    row_sums(at + 3 * kRowBytes, t3);
+#pragma unroll
+    for (int k = 0; k < 6; ++k) {
+        const int position = k / 3, kx = k % 3;
+        const float next = t2[k] + t3[k];
+        box[position][kx] = both[k] + v[k];
+        box[position][3 + kx] = (last[k] + v[k]) + t2[k];
+        box[position][6 + kx] = v[k] + next;
+        last[k] = t3[k];
+        both[k] = next;
+    }
 }
 
 // hi: the upper 16 bits of both (truncated); lo: what is left of both, rounded.
@@ -209,94 +239,123 @@ conv_pool_sigmoid_sum_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfl
     }
     __syncwarp();
     if (lane == 0) arrive(&empty[0]);
+    __syncwarp();
 
     float sum00 = 0.0f, sum01 = 0.0f, sum10 = 0.0f, sum11 = 0.0f;
 
+    // Two sets of accumulators in turn: while the products of one step run, the other set, of the step before, is
+    // put through tanh. Before the first step that set is zero and adds nothing.
+    float d[2][32];
+#pragma unroll
+    for (int k = 0; k < 32; ++k) d[1][k] = 0.0f;
+
 #pragma unroll 1
-    for (int i = 1; i <= kSteps; ++i) {
-        const int s = i % kStages;
-        wait(&full[s], (i / kStages) & 1);
-        const unsigned char* stage = mine + s * kStageBytes;
-
-        float box[2][18];  // of each position: channel * 9 + ky * 3 + kx
+    for (int first = 1; first <= kSteps; first += 2) {
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-            const unsigned char* at = stage + c * kPitch;
-            float v[6], t2[6], t3[6];
+        for (int u = 0; u < 2; ++u) {
+            const int i = first + u;
+            const int s = i % kStages;
+            wait(&full[s], (i / kStages) & 1);
+            const unsigned char* stage = mine + s * kStageBytes;
+
+            // The lane's first channel: pairs 0 to 3, started at once. Its ninth tap waits for the second channel.
+            uint32_t early[kEarlyPairs][4];
+            float kept0, kept1;
             {
-                float t0[6], t1[6];
-                row_sums(at, t0);
-                row_sums(at + kRowBytes, t1);
+                float box[2][9];
+                box_sums(stage, last[0], both[0], box);
 #pragma unroll
-                for (int k = 0; k < 6; ++k) v[k] = t0[k] + t1[k];
+                for (int j = 0; j < kEarlyPairs; ++j) {
+                    split(box[0][2 * j], box[0][2 * j + 1], early[j][0], early[j][2]);
+                    split(box[1][2 * j], box[1][2 * j + 1], early[j][1], early[j][3]);
+                }
+                kept0 = box[0][8];
+                kept1 = box[1][8];
             }
-            row_sums(at + 2 * kRowBytes, t2);
-            row_sums(at + 3 * kRowBytes, t3);
 #pragma unroll
-            for (int k = 0; k < 6; ++k) {
-                const int position = k / 3, kx = k % 3;
-                const float next = t2[k] + t3[k];
-                box[position][c * 9 + kx] = both[c][k] + v[k];
-                box[position][c * 9 + 3 + kx] = (last[c][k] + v[k]) + t2[k];
-                box[position][c * 9 + 6 + kx] = v[k] + next;
-                last[c][k] = t3[k];
-                both[c][k] = next;
+            for (int j = 0; j < 8; ++j) {
+                const float4 b = half_bias[j * 4 + q];
+                d[u][4 * j] = b.x;
+                d[u][4 * j + 1] = b.y;
+                d[u][4 * j + 2] = b.z;
+                d[u][4 * j + 3] = b.w;
             }
-        }
-        uint32_t a[kPairs][4];
 #pragma unroll
-        for (int j = 0; j < kPairs; ++j) {
-            split(box[0][2 * j], box[0][2 * j + 1], a[j][0], a[j][2]);
-            split(box[1][2 * j], box[1][2 * j + 1], a[j][1], a[j][3]);
-        }
+            for (int k = 0; k < 32; ++k) asm volatile("" : "+f"(d[u][k])::"memory");
+#pragma unroll
+            for (int j = 0; j < kEarlyPairs; ++j) {
+#pragma unroll
+                for (int k = 0; k < 4; ++k) asm volatile("" : "+r"(early[j][k])::"memory");
+            }
+            begin_products();
+#pragma unroll
+            for (int j = 0; j < kEarlyPairs; ++j) {
+                multiply(d[u], early[j], descriptor + static_cast<uint64_t>((2 * j * kOut * 16) >> 4));
+            }
+            commit_products();
 
-        __syncwarp();
-        if (lane == 0) arrive(&empty[s]);
-        if (warp == 0 && i + kStages - 1 <= kSteps) {
-            wait(&empty[(i - 1) % kStages], ((i - 1) / kStages) & 1);
-            fill(shared, full, image, i + kStages - 1, lane);
-        }
-        __syncwarp();
+            // The second channel meanwhile: pairs 4 to 8.
+            uint32_t late[kLatePairs][4];
+            {
+                float box[2][9];
+                box_sums(stage + kPitch, last[1], both[1], box);
+                split(kept0, box[0][0], late[0][0], late[0][2]);
+                split(kept1, box[1][0], late[0][1], late[0][3]);
+#pragma unroll
+                for (int j = 1; j < kLatePairs; ++j) {
+                    split(box[0][2 * j - 1], box[0][2 * j], late[j][0], late[j][2]);
+                    split(box[1][2 * j - 1], box[1][2 * j], late[j][1], late[j][3]);
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < kLatePairs; ++j) {
+#pragma unroll
+                for (int k = 0; k < 4; ++k) asm volatile("" : "+r"(late[j][k])::"memory");
+            }
+            begin_products();
+#pragma unroll
+            for (int j = 0; j < kLatePairs; ++j) {
+                multiply(d[u], late[j],
+                         descriptor + static_cast<uint64_t>((2 * (j + kEarlyPairs) * kOut * 16) >> 4));
+            }
+            commit_products();
 
-        float d[32];
+            // The step before, meanwhile.
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            const float4 b = half_bias[j * 4 + q];
-            d[4 * j] = b.x;
-            d[4 * j + 1] = b.y;
-            d[4 * j + 2] = b.z;
-            d[4 * j + 3] = b.w;
-        }
+            for (int j = 0; j < 8; ++j) {
+                sum00 += tanh_of(d[u ^ 1][4 * j]);
+                sum01 += tanh_of(d[u ^ 1][4 * j + 1]);
+                sum10 += tanh_of(d[u ^ 1][4 * j + 2]);
+                sum11 += tanh_of(d[u ^ 1][4 * j + 3]);
+            }
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
-        for (int k = 0; k < 32; ++k) asm volatile("" : "+f"(d[k])::"memory");
-#pragma unroll
-        for (int j = 0; j < kPairs; ++j) {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) asm volatile("" : "+r"(a[j][k])::"memory");
-        }
-        begin_products();
-#pragma unroll
-        for (int j = 0; j < kPairs; ++j) {
-            multiply(d, a[j], descriptor + static_cast<uint64_t>((2 * j * kOut * 16) >> 4));
-        }
-        commit_products();
-        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-        for (int k = 0; k < 32; ++k) asm volatile("" : "+f"(d[k])::"memory");
+            for (int k = 0; k < 32; ++k) asm volatile("" : "+f"(d[u][k])::"memory");
 
+            if (u == 1 && first == 1 && half == 1) {  // step 1, just added: py = 47 belongs to the first half
+                sum00 = 0.0f;
+                sum01 = 0.0f;
+                sum10 = 0.0f;
+                sum11 = 0.0f;
+            }
+
+            __syncwarp();
+            if (lane == 0) arrive(&empty[s]);
+            if (warp == 0 && i + kStages - 1 <= kSteps) {
+                wait(&empty[(i - 1) % kStages], ((i - 1) / kStages) & 1);
+                fill(shared, full, image, i + kStages - 1, lane);
+            }
+            __syncwarp();
+        }
+    }
+
+    // The last step.
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            sum00 += tanh_of(d[4 * j]);
-            sum01 += tanh_of(d[4 * j + 1]);
-            sum10 += tanh_of(d[4 * j + 2]);
-            sum11 += tanh_of(d[4 * j + 3]);
-        }
-        if (i == 1 && half == 1) {  // py = 47 belongs to the first half
-            sum00 = 0.0f;
-            sum01 = 0.0f;
-            sum10 = 0.0f;
-            sum11 = 0.0f;
-        }
+    for (int j = 0; j < 8; ++j) {
+        sum00 += tanh_of(d[1][4 * j]);
+        sum01 += tanh_of(d[1][4 * j + 1]);
+        sum10 += tanh_of(d[1][4 * j + 2]);
+        sum11 += tanh_of(d[1][4 * j + 3]);
     }
 
     float sum = sum00 + sum01;

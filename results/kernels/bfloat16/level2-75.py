@@ -13,6 +13,7 @@ SOURCE = r"""
 constexpr int kM = 1024, kN = 8192, kK = 8192;
 constexpr int kTileM = 128, kTileN = 256, kTileK = 64;
 constexpr int kStages = 4;
+constexpr int kAhead = 12;  // tune: kAhead in (8, 12, 16)
 constexpr int kTiles = 2;                                  // tiles of a block, side by side along n
 constexpr int kColumns = kTiles * kTileN;                  // 512 columns of a block
 constexpr int kColumnBlocks = kN / kColumns;               // 16
@@ -41,15 +42,16 @@ __device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t by
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
+// Default semantics in both: a wider scope would put memory fences into every step.
 __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
     asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
 __device__ __forceinline__ void arrive_at(uint64_t* barrier, int rank) {
     asm volatile(
         "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank)
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank)
         : "memory");
 }
 __device__ __forceinline__ void cluster_barrier() {
@@ -67,6 +69,11 @@ __device__ __forceinline__ void tensor_load_for_all(uint32_t to, const CUtensorM
         "[%1, {%2, %3}], [%4], %5;" ::"r"(to),
         "l"(reinterpret_cast<uint64_t>(map)), "r"(x), "r"(y), "r"(shared_address(barrier)),
         "h"(static_cast<uint16_t>(mask)) : "memory");
+}
+// Brings a box into L2 only.
+__device__ __forceinline__ void tensor_prefetch(const CUtensorMap* map, int x, int y) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(reinterpret_cast<uint64_t>(map)),
+                 "r"(x), "r"(y) : "memory");
 }
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
@@ -168,12 +175,22 @@ gemm_norm_min_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_con
     cluster_barrier();
 
     if (threadIdx.x < 128) {
-        give_up_registers<24>();
+        give_up_registers<40>();
         if (threadIdx.x == 0) {
+            // The four clusters of a column block take turns with its weights, the sixteen column blocks with x:
+            // each box is brought into L2 once, some steps before the first load of it.
+            const int turn_w = cluster & (kRowBlocks / 2 - 1);
+            const int half_row = first_column + rank * (kTileN / 2);
+            auto prefetch_step = [&](int j) {
+                const int column = (j % kSteps) * kTileK;
+                if ((j & (kRowBlocks / 2 - 1)) == turn_w)
+                    tensor_prefetch(&map_w, column, half_row + (j / kSteps) * kTileN);
+                if ((j & (kColumnBlocks - 1)) == column_block) tensor_prefetch(&map_x, column, first_row);
+            };
             int it = 0;
 #pragma unroll 1
             for (int t = 0; t < kTiles; ++t) {
-                const int row_w = first_column + t * kTileN + rank * (kTileN / 2);
+                const int row_w = half_row + t * kTileN;
 #pragma unroll 1
                 for (int k = 0; k < kSteps; ++k, ++it) {
                     const int s = it % kStages;
@@ -182,12 +199,17 @@ gemm_norm_min_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_con
                     const uint32_t at = tiles + s * kStageBytes;
                     tensor_load(at, &map_x, k * kTileK, first_row, &full[s]);
                     tensor_load_for_all(at + kBytesA + rank * kHalfB, &map_w, k * kTileK, row_w, &full[s], 3);
+                    if (it == kStages - 1) {  // the first stages are under way: now what lies behind them
+#pragma unroll 1
+                        for (int j = kStages; j < kStages - 1 + kAhead; ++j) prefetch_step(j);
+                    }
+                    if (it >= kStages - 1 && it + kAhead < kTiles * kSteps) prefetch_step(it + kAhead);
                 }
             }
         }
         __syncwarp();
     } else {
-        take_registers<240>();
+        take_registers<232>();
         const int thread = threadIdx.x - 128;
         const int warp = thread / 32;
         const int lane = thread % 32;
@@ -355,7 +377,7 @@ SOURCE = SOURCE.replace("@OPERANDS@", ", ".join(f'"+f"(d[{i}])' for i in range(1
 
 library = ctypes.CDLL(
     load_inline(
-        name="gemm_group_norm_min_bias",
+        name="gemm_group_norm_min_bias_ahead",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],

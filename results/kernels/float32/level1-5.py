@@ -8,18 +8,53 @@ SOURCE = r"""
 #include <cstdint>
 #include <cuda_runtime.h>
 
-// tune: THREADS in (128, 256, 512, 1024)
+// 1: a tile comes by one bulk copy through shared memory, 0: by 16-byte loads into registers
+// tune: BULK in (0, 1)
+constexpr int BULK = 1;
+// tune: THREADS in (128, 256, 512)
 constexpr int THREADS = 256;
-// tune: UNROLL in (1, 2, 4, 8)
-constexpr int UNROLL = 4;
+// tune: UNROLL in (1, 2, 4)
+constexpr int UNROLL = 2;
 // 1: streaming (evict first), 0: plain
 // tune: STREAM_LOADS in (0, 1)
 constexpr int STREAM_LOADS = 1;
 // tune: STREAM_STORES in (0, 1)
-constexpr int STREAM_STORES = 1;
+constexpr int STREAM_STORES = 0;
 
 constexpr int kTileVectors = THREADS * UNROLL;            // float4s a block
 constexpr int64_t kTileFloats = int64_t(kTileVectors) * 4;  // floats a block
+constexpr uint32_t kTileBytes = kTileVectors * 16;
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+__device__ __forceinline__ void start(uint64_t* barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void show_started() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+    if (STREAM_LOADS) {
+        uint64_t policy;
+        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+            "%4;" ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+            : "memory");
+    } else {
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+    }
+}
 
 __device__ __forceinline__ float4 load_vector(const float4* from) {
     if (STREAM_LOADS) return __ldcs(from);
@@ -37,12 +72,27 @@ __device__ __forceinline__ void store_vector(float4* to, float4 value) {
 // Whole tiles only: block b has float4s b * kTileVectors to (b + 1) * kTileVectors - 1.
 __global__ void __launch_bounds__(THREADS) scale_tiles_kernel(const float4* __restrict__ a,
                                                               float4* __restrict__ out, float s) {
-    const int64_t first = static_cast<int64_t>(blockIdx.x) * kTileVectors + threadIdx.x;
-    const float4* from = a + first;
-    float4* to = out + first;
+    const int64_t tile_first = static_cast<int64_t>(blockIdx.x) * kTileVectors;
+    float4* to = out + tile_first + threadIdx.x;
     float4 v[UNROLL];
+    if constexpr (BULK != 0) {
+        __shared__ alignas(128) float4 tile[kTileVectors];
+        __shared__ alignas(8) uint64_t full;
+        if (threadIdx.x == 0) {
+            start(&full, 1);
+            show_started();
+            arrive_and_expect(&full, kTileBytes);
+            bulk_load(tile, a + tile_first, kTileBytes, &full);
+        }
+        __syncthreads();  // all see the barrier started
+        wait(&full, 0);
 #pragma unroll
-    for (int i = 0; i < UNROLL; ++i) v[i] = load_vector(from + i * THREADS);
+        for (int i = 0; i < UNROLL; ++i) v[i] = tile[threadIdx.x + i * THREADS];
+    } else {
+        const float4* from = a + tile_first + threadIdx.x;
+#pragma unroll
+        for (int i = 0; i < UNROLL; ++i) v[i] = load_vector(from + i * THREADS);
+    }
 #pragma unroll
     for (int i = 0; i < UNROLL; ++i) {
         v[i].x *= s;
@@ -80,7 +130,7 @@ extern "C" int scale_matrix(const float* a, float* out, float s, int64_t n, void
 
 library = ctypes.CDLL(
     load_inline(
-        name="scale_matrix_stream",
+        name="scale_matrix_bulk",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3"],

@@ -36,6 +36,8 @@ constexpr int kSharedStats = kStagingOffset;
 constexpr int kSharedFinal = kStagingOffset + 2 * kStagingFloats * 4;
 constexpr int kTiles = 32;
 constexpr int kTaps = 15;
+// tune: kCopyBatch in (2, 4, 8)
+constexpr int kCopyBatch = 4;  // chunks of the output in flight in a copying warp
 
 // ---------------------------------------------------------------- small instructions
 
@@ -60,11 +62,6 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
         "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
-__device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
-                 : "memory");
-}
-__device__ __forceinline__ void show_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ void load_x4(uint32_t (&b)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -298,6 +295,40 @@ __device__ __forceinline__ void row_of_tile(const uint32_t (&wt)[kTaps][8], uint
     }
 }
 
+// Copies 16 of a tile's 64 staged chunks (one chunk: a channel's stretch of 4 or 3 output rows) to the output.
+// A chunk lies `shift` floats behind a multiple of 16 bytes, in shared memory as in the output.
+// staged: the first of the 16 chunks. to: where the first chunk's first float goes. od: their output plane.
+__device__ __forceinline__ void copy_chunks(const float* staged, float* __restrict__ to, int od, int length,
+                                            int lane) {
+#pragma unroll 1
+    for (int k0 = 0; k0 < 16; k0 += kCopyBatch) {
+        float4 a[kCopyBatch], b[kCopyBatch];
+#pragma unroll
+        for (int k = 0; k < kCopyBatch; ++k) {
+            const float* from = staged + (k0 + k) * kPitch + 4 * lane;
+            a[k] = *reinterpret_cast<const float4*>(from);
+            b[k] = *reinterpret_cast<const float4*>(from + 128);
+        }
+#pragma unroll
+        for (int k = 0; k < kCopyBatch; ++k) {
+            const int shift = (3 * (k0 + k) + od) & 3;
+            float* at = to + (k0 + k) * kOutVolume - shift + 4 * lane;
+            if (4 * lane >= shift) *reinterpret_cast<float4*>(at) = a[k];
+            if (4 * lane + 132 <= shift + length) *reinterpret_cast<float4*>(at + 128) = b[k];
+        }
+    }
+    // The floats before the first and after the last whole 16 bytes.
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+        const int chunk = k * 8 + (lane >> 2), e = lane & 3;
+        const int shift = (3 * chunk + od) & 3, end = shift + length, whole = end & ~3;
+        const float* from = staged + chunk * kPitch;
+        float* at = to + chunk * kOutVolume - shift;
+        if (shift != 0 && e >= shift) at[e] = from[e];
+        if (whole + e < end) at[whole + e] = from[whole + e];
+    }
+}
+
 template <bool kFinal>
 __global__ void __launch_bounds__(256, 1)
     conv_kernel(const uint8_t* __restrict__ packed, const uint32_t* __restrict__ frag,
@@ -334,6 +365,7 @@ __global__ void __launch_bounds__(256, 1)
     if (tid == 0) {
         fetch(0);
         fetch(1);
+        if (kFinal) fetch(2);
     }
 
     // The weights of this warp's taps, for the whole kernel.
@@ -398,9 +430,10 @@ __global__ void __launch_bounds__(256, 1)
     for (int i = 0; i < kTiles; ++i) {
         const int d = d0 + (i >> 4), h0 = (i & 15) * 2, s = i % kStages;
         wait(&full[s], (i / kStages) & 1);
-        if (kFinal && tid < 64) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
-        __syncthreads();  // all have done with tile i - 1 and its stage; the staging buffer of tile i - 2 is free
-        if (tid == 0 && i + 2 < kTiles) fetch(i + 2);
+        if (!kFinal) {
+            __syncthreads();  // all have done with tile i - 1 and its stage
+            if (tid == 0 && i + 2 < kTiles) fetch(i + 2);
+        }
 
         const uint32_t base = lane_base + s * kStageBytes;
         const bool d_odd_ok = 2 * d + 1 < kOutD, h_odd_ok = 2 * (h0 + half) + 1 < kOutW;
@@ -413,38 +446,24 @@ __global__ void __launch_bounds__(256, 1)
             row_of_tile<1, kFinal>(wt, base, q, d_odd_ok, h_odd_ok, even, odd, mean, factor, sum, square);
 
         if (kFinal) {
-            show_stores();
+            // Tile i is staged and its input stage is free. The copy of tile i - 1 has ended too, since group 0
+            // makes it before its part of tile i: so tile i + 1 may be staged in the other buffer.
             __syncthreads();
-            const int length = (h0 + 2 < kHeight ? 4 : 3) * kOutW;
-            if (tid < 64) {
-                const int c = tid & 31, od = 2 * d + (tid >> 5);
+            if (tid == 0 && i + kStages < kTiles) fetch(i + kStages);
+            if (group == 0) {  // while group 1 goes on to the products of tile i + 1
+                __syncwarp();
+                const int length = (h0 + 2 < kHeight ? 4 : 3) * kOutW;
+                const int od = 2 * d + (warp >> 1);
                 if (od < kOutD) {
-                    const int shift = (3 * c + od) & 3, head = (4 - shift) & 3, middle = (length - head) & ~3;
-                    float* to = out + static_cast<int64_t>(n * kOutC + c) * kOutVolume + od * kOutPlane +
-                                h0 * (2 * kOutW) + head;
-                    bulk_store(to, shared_address(buffer + tid * kPitch + shift + head), middle * 4);
-                }
-                asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-            }
-            {
-                const int chunk = tid >> 2, e = tid & 3;
-                const int c = chunk & 31, od = 2 * d + (chunk >> 5);
-                if (od < kOutD) {
-                    const int shift = (3 * c + od) & 3, head = (4 - shift) & 3, middle = (length - head) & ~3;
-                    const int tail = length - head - middle;
-                    float* to = out + static_cast<int64_t>(n * kOutC + c) * kOutVolume + od * kOutPlane +
-                                h0 * (2 * kOutW);
-                    const float* from = buffer + chunk * kPitch + shift;
-                    if (e < head) to[e] = from[e];
-                    if (e < tail) to[head + middle + e] = from[head + middle + e];
+                    float* to = out + static_cast<int64_t>(n * kOutC + (warp & 1) * 16) * kOutVolume +
+                                od * kOutPlane + h0 * (2 * kOutW);
+                    copy_chunks(buffer + warp * 16 * kPitch, to, od, length, lane);
                 }
             }
         }
     }
 
-    if (kFinal) {
-        if (tid < 64) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-    } else {
+    if (!kFinal) {
         float* scratch = reinterpret_cast<float*>(&reduced[0][0][0]);  // [8 warps][16 rows][2]
 #pragma unroll
         for (int r = 0; r < 2; ++r) {

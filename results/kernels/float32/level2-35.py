@@ -13,17 +13,19 @@ constexpr int kIn = 64;         // input channels
 constexpr int kOut = 128;       // output channels
 constexpr int kSide = 128;      // height and width of the input
 constexpr int kPooled = 63;     // height and width of the output
-constexpr int kTaps = 9;
+constexpr int kTiles = 4;       // transformed rows of a pair of output rows
+constexpr int kTaps = 3 * kTiles;
 constexpr int kHalf = 64;       // output channels a block
+constexpr int kChunk = 16;      // input channels a stage
 constexpr int kThreads = 384;   // one warpgroup of producers, two of consumers
 
 constexpr int kTapBytes = kHalf * kIn * 2;                // 8192: one tap, one piece
-constexpr int kWeightBytes = 2 * kTaps * kTapBytes;       // 147456
-constexpr int kPieceBytes = kIn * kSide * 2;              // 16384: one row, one piece
-constexpr int kStageBytes = 2 * kPieceBytes;              // 32768
+constexpr int kWeightBytes = 2 * kTaps * kTapBytes;       // 196608
+constexpr int kPieceBytes = kChunk * kSide * 2;           // 4096: one transformed row, one piece
+constexpr int kStageBytes = 2 * kPieceBytes;              // 8192
 constexpr int kStageAt = kWeightBytes;
-constexpr int kBarrierAt = kStageAt + 2 * kStageBytes + 128;
-constexpr int kSharedBytes = kBarrierAt + 128;
+constexpr int kBarrierAt = kStageAt + kTiles * kStageBytes + 128;
+constexpr int kSharedBytes = kBarrierAt + 256;
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -65,11 +67,14 @@ __device__ __forceinline__ void wait_products(float (&d)[N]) {
     hold(d);
 }
 
-// Not to be merged with an earlier load of the same value: that would keep too many registers.
-__device__ __forceinline__ float load_again(const float* pointer) {
+// Volatile, so that the loads stay where they are issued, ahead of the waits.
+__device__ __forceinline__ float load_now(const float* pointer) {
     float value;
     asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(pointer));
     return value;
+}
+__device__ __forceinline__ void prefetch(const float* pointer) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
 }
 
 __device__ __forceinline__ float max_nan(float a, float b) {
@@ -82,8 +87,8 @@ __device__ __forceinline__ float max_nan(float a, float b) {
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
 
-// D (64 x 128) += A (64 x 16) B (16 x 128), fp16, both K-major.
-__device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b) {
+// D (64 x 128) = A (64 x 16) B (16 x 128), plus D where accumulate is not 0; fp16, both K-major.
+__device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
@@ -97,7 +102,7 @@ __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b)
         "%56, %57, %58, %59, %60, %61, %62, %63}, "
         "%64, %65, p, 1, 1, 0, 0;\n}"
         : D8(0), D8(8), D8(16), D8(24), D8(32), D8(40), D8(48), D8(56)
-        : "l"(a), "l"(b), "r"(1));
+        : "l"(a), "l"(b), "r"(accumulate));
 }
 
 // The upper half of every descriptor: 128 bytes from eight lines to the next eight, no swizzle.
@@ -106,10 +111,8 @@ __device__ __forceinline__ uint64_t join(uint32_t lower) {
     return static_cast<uint64_t>(kUpper) << 32 | lower;
 }
 
-// One input row and one ky: k = 3 * 64. The small products first.
+// One transformed row of 16 channels: k = 3 * 16. The small products first.
 __device__ __forceinline__ void stretch(float (&d)[64], uint32_t weights, uint32_t row) {
-#pragma unroll
-    for (int i = 0; i < 64; ++i) d[i] = 0.0f;
     hold(d);
     begin_products();
 #pragma unroll
@@ -118,11 +121,7 @@ __device__ __forceinline__ void stretch(float (&d)[64], uint32_t weights, uint32
         const uint32_t b = row + (part == 0 ? kPieceBytes / 16 : 0);
 #pragma unroll
         for (int kx = 0; kx < 3; ++kx) {
-#pragma unroll
-            for (int step = 0; step < 4; ++step) {
-                multiply(d, join(a + kx * (kTapBytes / 16) + step * (2 * kHalf)),
-                         join(b + kx + step * (2 * kSide)));
-            }
+            multiply(d, join(a + kx * (kTapBytes / 16)), join(b + kx), part + kx > 0 ? 1 : 0);
         }
     }
     commit_products();
@@ -137,18 +136,23 @@ __device__ __forceinline__ void find_scale(uint32_t largest, float& scale, float
     inverse = __uint_as_float(static_cast<uint32_t>(exponent - 13 + 127) << 23);
 }
 
-// One block an output channel. packed: [half][piece][tap][group of 8 input channels][64 output channels][8].
+// One block an output channel, one thread an input channel and kx.
+// packed: [half][piece][tile][kx][group of 8 input channels][64 output channels][8].
 __global__ void __launch_bounds__(192) prepare_weights(const float* __restrict__ weight, __half* __restrict__ packed,
                                                        float* __restrict__ inverses) {
     const int channel = blockIdx.x, thread = threadIdx.x;
-    const float* from = weight + channel * (kIn * kTaps);
-    float v[3];
+    const int c = thread / 3, kx = thread % 3;
+    const float* from = weight + channel * (kIn * 9) + c * 9 + kx;
+    const float g0 = from[0], g1 = from[3], g2 = from[6];
+    const float outer = g0 + g2;
+    float v[kTiles];
+    v[0] = g0;
+    v[1] = 0.5f * (outer + g1);
+    v[2] = 0.5f * (outer - g1);
+    v[3] = g2;
     float m = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 3; ++i) {
-        v[i] = from[thread + i * 192];
-        m = fmaxf(m, fabsf(v[i]));
-    }
+    for (int i = 0; i < kTiles; ++i) m = fmaxf(m, fabsf(v[i]));
     __shared__ uint32_t partial[6];
     uint32_t largest = __reduce_max_sync(0xffffffffu, __float_as_uint(m));
     if (thread % 32 == 0) partial[thread / 32] = largest;
@@ -161,13 +165,11 @@ __global__ void __launch_bounds__(192) prepare_weights(const float* __restrict__
     if (thread == 0) inverses[channel] = inverse;
     __half* to = packed + (channel / kHalf) * (kWeightBytes / 2) + (channel % kHalf) * 8;
 #pragma unroll
-    for (int i = 0; i < 3; ++i) {
-        const int index = thread + i * 192;
-        const int c = index / kTaps, tap = index % kTaps;
+    for (int i = 0; i < kTiles; ++i) {
         const float value = v[i] * scale;
         const __half high = __float2half_rn(value);
         const __half low = __float2half_rn(value - __half2float(high));
-        const int at = (tap * 8 + c / 8) * (kHalf * 8) + c % 8;
+        const int at = ((i * 3 + kx) * 8 + c / 8) * (kHalf * 8) + c % 8;
         to[at] = high;
         to[at + kTaps * kTapBytes / 2] = low;
     }
@@ -199,24 +201,71 @@ __device__ __forceinline__ float mish(float x) {
     return x > 20.0f ? x : __fdividef(x * n, n + 2.0f);
 }
 
+// The order of work of a block: two pairs of output rows at a time, one for each consumer, in turns of 16 channels.
+// A group is the four transformed rows of one pair and 16 channels.
+struct Group {
+    int pair, chunk, consumer;
+};
+__device__ __forceinline__ Group find_group(int g, int first, int last) {
+    const int at = first + (g >> 3) * 2, r = g & 7;
+    const bool both = at + 1 < last;
+    Group group;
+    group.consumer = both ? (r & 1) : 0;
+    group.chunk = both ? (r >> 1) : r;
+    group.pair = at + group.consumer;
+    return group;
+}
+__device__ __forceinline__ const float* place(const float* x, int pair, int chunk) {
+    const int image = pair / kPooled, p = pair % kPooled;
+    return x + static_cast<int64_t>(image) * (kIn * kSide * kSide) + chunk * (kChunk * kSide * kSide) +
+           p * (2 * kSide);
+}
+__device__ __forceinline__ void load_row(float (&v)[kChunk], const float* from) {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) v[i] = load_now(from + i * (kSide * kSide));
+}
+
+// One transformed row, 16 channels of one pixel a thread: find the scale, wait for the stage, fill it.
+__device__ __forceinline__ void emit(const float (&v)[kChunk], int tile, uint32_t parity, uint64_t* full,
+                                     uint64_t* empty, float* row_inverse, uint32_t* partial, unsigned char* stages,
+                                     int pixel) {
+    float m = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) m = fmaxf(m, fabsf(v[i]));
+    uint32_t largest = __reduce_max_sync(0xffffffffu, __float_as_uint(m));
+    uint32_t* slot = partial + (tile & 1) * 4;
+    if (pixel % 32 == 0) slot[pixel / 32] = largest;
+    meet(1, 128);
+    const uint4 all = *reinterpret_cast<const uint4*>(slot);
+    largest = max(max(all.x, all.y), max(all.z, all.w));
+    float scale, inverse;
+    find_scale(largest, scale, inverse);
+
+    wait(&empty[tile], parity ^ 1);
+    if (pixel == 0) row_inverse[tile] = inverse;
+    unsigned char* to = stages + tile * kStageBytes + pixel * 16;
+    put(v, scale, to);
+    put(v + 8, scale, to + kSide * 16);
+    show_stores();
+    arrive(&full[tile]);
+}
+
 __global__ void __launch_bounds__(kThreads, 1)
     convolve(const float* __restrict__ x, const uint4* __restrict__ packed, const float* __restrict__ inverses,
              const float* __restrict__ bias, float* __restrict__ out, int pairs, float subtract) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    uint64_t* full = reinterpret_cast<uint64_t*>(shared + kBarrierAt);
-    uint64_t* empty = full + 2;
-    float* row_inverse = reinterpret_cast<float*>(shared + kBarrierAt + 32);          // 2
-    uint32_t* partial = reinterpret_cast<uint32_t*>(shared + kBarrierAt + 48);        // 2 x 4
+    uint64_t* full = reinterpret_cast<uint64_t*>(shared + kBarrierAt);                // 2 consumers x 4 stages
+    uint64_t* empty = full + 2 * kTiles;                                              // 4 stages
+    float* row_inverse = reinterpret_cast<float*>(shared + kBarrierAt + 96);          // 4 stages
+    uint32_t* partial = reinterpret_cast<uint32_t*>(shared + kBarrierAt + 112);       // 2 x 4
 
     const int half = blockIdx.x % 2, range = blockIdx.x / 2, ranges = gridDim.x / 2;
     const int first = static_cast<int>(static_cast<int64_t>(pairs) * range / ranges);
     const int last = static_cast<int>(static_cast<int64_t>(pairs) * (range + 1) / ranges);
 
     if (threadIdx.x == 0) {
-        for (int s = 0; s < 2; ++s) {
-            start(&full[s], 128);
-            start(&empty[s], 8);
-        }
+        for (int s = 0; s < 2 * kTiles; ++s) start(&full[s], 128);
+        for (int s = 0; s < kTiles; ++s) start(&empty[s], 4);
         show_started();
     }
     {
@@ -230,118 +279,124 @@ __global__ void __launch_bounds__(kThreads, 1)
 
     const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
     if (group == 0) {
-        give_up_registers<72>();
+        give_up_registers<88>();
         const int pixel = threadIdx.x;
-        uint32_t t = 0;
-        for (int at = first; at < last;) {
-            const int image = at / kPooled, p0 = at % kPooled;
-            const int count = min(kPooled - p0, last - at);
-            const int rows = 2 * count + 2;
-            const float* base =
-                x + static_cast<int64_t>(image) * (kIn * kSide * kSide) + 2 * p0 * kSide + pixel;
-            for (int s = 0; s < rows; ++s, ++t) {
-                const float* from = base + s * kSide;
-                const uint32_t stage = t & 1, parity = t >> 1 & 1;
-                float v[32];
-                float m = 0.0f;
-#pragma unroll
-                for (int i = 0; i < 32; ++i) v[i] = load_again(from + i * (kSide * kSide));
-#pragma unroll
-                for (int i = 0; i < 32; ++i) m = fmaxf(m, fabsf(v[i]));
-#pragma unroll
-                for (int i = 0; i < 32; ++i) v[i] = load_again(from + (32 + i) * (kSide * kSide));
-#pragma unroll
-                for (int i = 0; i < 32; ++i) m = fmaxf(m, fabsf(v[i]));
-                uint32_t largest = __reduce_max_sync(0xffffffffu, __float_as_uint(m));
-                if (pixel % 32 == 0) partial[stage * 4 + pixel / 32] = largest;
-                meet(1, 128);
-                largest = max(max(partial[stage * 4], partial[stage * 4 + 1]),
-                              max(partial[stage * 4 + 2], partial[stage * 4 + 3]));
-                float scale, inverse;
-                find_scale(largest, scale, inverse);
+        unsigned char* stages = shared + kStageAt;
+        const int total = 4 * (last - first);
+        float p[kChunk], q[kChunk], r[kChunk];
+        const float* from = x;
+        if (total > 0) {
+            from = place(x, first, 0) + pixel;
+            load_row(p, from);
+            load_row(q, from + 2 * kSide);
+        }
+#pragma unroll 1
+        for (int g = 0; g < total; ++g) {
+            const Group now = find_group(g, first, last);
+            const uint32_t parity = g & 1;
+            uint64_t* filled = full + now.consumer * kTiles;
 
-                wait(&empty[stage], parity ^ 1);
-                if (pixel == 0) row_inverse[stage] = inverse;
-                unsigned char* to = shared + kStageAt + stage * kStageBytes + pixel * 16;
+            // row 0 - row 2
 #pragma unroll
-                for (int g = 0; g < 4; ++g) {
-                    put(v + 8 * g, scale, to + (4 + g) * (kSide * 16));
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) v[8 * g + i] = load_again(from + (8 * g + i) * (kSide * kSide));
-                }
-#pragma unroll
-                for (int g = 0; g < 4; ++g) put(v + 8 * g, scale, to + g * (kSide * 16));
-                show_stores();
-                arrive(&full[stage]);
+            for (int i = 0; i < kChunk; ++i) p[i] -= q[i];
+            load_row(r, from + kSide);
+            const int ahead = now.pair + 2;
+            if (ahead < last) {
+                const float* line =
+                    place(x, ahead, now.chunk) + (pixel >> 3) * (kSide * kSide) + (pixel & 7) * 32;
+                prefetch(line + 2 * kSide);
+                if (ahead % kPooled == 0) prefetch(line);
             }
-            at += count;
+            emit(p, 0, parity, filled, empty, row_inverse, partial, stages, pixel);
+
+            // row 1 + row 2
+#pragma unroll
+            for (int i = 0; i < kChunk; ++i) p[i] = r[i] + q[i];
+            emit(p, 1, parity, filled, empty, row_inverse, partial, stages, pixel);
+
+            // row 2 - row 1
+            load_row(p, from + 3 * kSide);
+#pragma unroll
+            for (int i = 0; i < kChunk; ++i) q[i] -= r[i];
+            emit(q, 2, parity, filled, empty, row_inverse, partial, stages, pixel);
+
+            // row 3 - row 1
+#pragma unroll
+            for (int i = 0; i < kChunk; ++i) r[i] = p[i] - r[i];
+            if (g + 1 < total) {
+                const Group next = find_group(g + 1, first, last);
+                from = place(x, next.pair, next.chunk) + pixel;
+                load_row(p, from);
+                load_row(q, from + 2 * kSide);
+            }
+            emit(r, 3, parity, filled, empty, row_inverse, partial, stages, pixel);
         }
     } else {
-        take_registers<216>();
+        take_registers<208>();
         const int consumer = group - 1;
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         float sum0[64], sum1[64], d[64];
 #pragma unroll
-        for (int i = 0; i < 64; ++i) sum0[i] = 0.0f, sum1[i] = 0.0f;
+        for (int i = 0; i < 64; ++i) d[i] = 0.0f;
 
         const uint32_t weights = (shared_address(shared) & 0x3ffff) >> 4 | static_cast<uint32_t>(kHalf) << 16;
         const uint32_t row0 =
             (shared_address(shared + kStageAt) & 0x3ffff) >> 4 | static_cast<uint32_t>(kSide) << 16;
-        uint32_t t = 0;
-        int before = 0;  // pairs of the block before this segment
-        for (int at = first; at < last;) {
-            const int image = at / kPooled, p0 = at % kPooled;
-            const int count = min(kPooled - p0, last - at);
-            const int rows = 2 * count + 2;
-            for (int s = 0; s < rows; ++s, ++t) {
-                const uint32_t stage = t & 1, parity = t >> 1 & 1;
-                const int a = s >> 1;
-                const bool newer = ((before + a) & 1) == consumer;
-                const int pair = newer ? a : a - 1;
-                const int j = (newer ? 0 : 2) + (s & 1);
-                const bool active = pair >= 0 && pair < count;
-                wait(&full[stage], parity);
-                if (active) {
-                    const float inverse = row_inverse[stage];
-                    const uint32_t row = row0 + stage * (kStageBytes / 16);
-                    if (j <= 2) {
-                        stretch(d, weights + j * (3 * kTapBytes / 16), row);
+        uint64_t* filled = full + consumer * kTiles;
+#pragma unroll 1
+        for (int at = first + consumer; at < last; at += 2) {
+#pragma unroll
+            for (int i = 0; i < 64; ++i) sum0[i] = 0.0f, sum1[i] = 0.0f;
+#pragma unroll 1
+            for (int chunk = 0; chunk < kIn / kChunk; ++chunk) {
+#pragma unroll
+                for (int tile = 0; tile < kTiles; ++tile) {
+                    // Four chunks a pair: the parity starts at 0 with every pair.
+                    wait(&filled[tile], chunk & 1);
+                    const float inverse = row_inverse[tile];
+                    stretch(d, weights + tile * (3 * kTapBytes / 16) + chunk * (2 * kHalf),
+                            row0 + tile * (kStageBytes / 16));
+                    __syncwarp();
+                    if (lane == 0) arrive(&empty[tile]);
+                    if (tile == 0) {
 #pragma unroll
                         for (int i = 0; i < 64; ++i) sum0[i] = fmaf(d[i], inverse, sum0[i]);
-                    }
-                    if (j >= 1) {
-                        stretch(d, weights + (j - 1) * (3 * kTapBytes / 16), row);
+                    } else if (tile == 1) {
+#pragma unroll
+                        for (int i = 0; i < 64; ++i) {
+                            sum0[i] = fmaf(d[i], inverse, sum0[i]);
+                            sum1[i] = fmaf(d[i], inverse, sum1[i]);
+                        }
+                    } else if (tile == 2) {
+#pragma unroll
+                        for (int i = 0; i < 64; ++i) {
+                            sum0[i] = fmaf(d[i], inverse, sum0[i]);
+                            sum1[i] = fmaf(-d[i], inverse, sum1[i]);
+                        }
+                    } else {
 #pragma unroll
                         for (int i = 0; i < 64; ++i) sum1[i] = fmaf(d[i], inverse, sum1[i]);
                     }
                 }
-                __syncwarp();
-                if (lane == 0) arrive(&empty[stage]);
-                if (active && j == 3) {
+            }
+            const int image = at / kPooled, pair = at % kPooled;
 #pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        const int channel = half * kHalf + warp * 16 + lane / 4 + 8 * h;
-                        const float factor = __ldg(inverses + channel), add = __ldg(bias + channel);
-                        float* to = out +
-                                    ((static_cast<int64_t>(image) * kOut + channel) * kPooled + (p0 + pair)) * kPooled +
-                                    lane % 4;
+            for (int h = 0; h < 2; ++h) {
+                const int channel = half * kHalf + warp * 16 + lane / 4 + 8 * h;
+                const float factor = __ldg(inverses + channel), add = __ldg(bias + channel);
+                float* to = out + ((static_cast<int64_t>(image) * kOut + channel) * kPooled + pair) * kPooled +
+                            lane % 4;
 #pragma unroll
-                        for (int c = 0; c < 16; ++c) {
-                            const int i = 4 * c + 2 * h;
-                            const float v0 = hardswish(fmaf(sum0[i], factor, add) - subtract);
-                            const float v1 = hardswish(fmaf(sum0[i + 1], factor, add) - subtract);
-                            const float v2 = hardswish(fmaf(sum1[i], factor, add) - subtract);
-                            const float v3 = hardswish(fmaf(sum1[i + 1], factor, add) - subtract);
-                            const float value = mish(max_nan(max_nan(v0, v1), max_nan(v2, v3)));
-                            if (4 * c + lane % 4 < kPooled) to[4 * c] = value;
-                        }
-                    }
-#pragma unroll
-                    for (int i = 0; i < 64; ++i) sum0[i] = 0.0f, sum1[i] = 0.0f;
+                for (int c = 0; c < 16; ++c) {
+                    const int i = 4 * c + 2 * h;
+                    const float v0 = hardswish(fmaf(sum0[i], factor, add) - subtract);
+                    const float v1 = hardswish(fmaf(sum0[i + 1], factor, add) - subtract);
+                    const float v2 = hardswish(fmaf(sum1[i], factor, add) - subtract);
+                    const float v3 = hardswish(fmaf(sum1[i + 1], factor, add) - subtract);
+                    const float value = mish(max_nan(max_nan(v0, v1), max_nan(v2, v3)));
+                    if (4 * c + lane % 4 < kPooled) to[4 * c] = value;
                 }
             }
-            before += count;
-            at += count;
         }
     }
 }
@@ -367,7 +422,7 @@ extern "C" int conv_pool(const float* x, const float* weight, const float* bias,
 
 library = ctypes.CDLL(
     load_inline(
-        name="conv_hardswish_pool_mish",
+        name="conv_hardswish_pool_mish_winograd",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],
@@ -397,7 +452,7 @@ class ModelNew(nn.Module):
         if tuple(x.shape[1:]) != (64, 128, 128) or x.dtype != torch.float32:
             raise ValueError("written for fp32 inputs of (batch, 64, 128, 128)")
         if self._packed is None or self._packed.device != x.device:
-            self._packed = torch.empty(2 * 147456, dtype=torch.uint8, device=x.device)
+            self._packed = torch.empty(2 * 196608, dtype=torch.uint8, device=x.device)
             self._inverses = torch.empty(128, dtype=torch.float32, device=x.device)
             self._multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
         weight = self.conv.weight.contiguous()

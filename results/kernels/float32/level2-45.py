@@ -13,18 +13,17 @@ constexpr int kM = 16384;       // rows of x
 constexpr int kIn = 2048;       // k of the first product
 constexpr int kHidden = 4096;   // n of the first, k of the second
 constexpr int kOut = 1024;      // n of the second
-constexpr int kRowBlocks = 258; // blocks of 64 rows, padded to a multiple of 3
-constexpr int kParts = kOut / 128;
+constexpr int kWide = 256;      // columns of a block's tile
+constexpr int kGroups = 2;      // warpgroups that multiply, 64 rows each
+constexpr int kParts = kOut / kWide;
+constexpr int kMostBlocks = 132;
 constexpr float kHiddenScale = 16384.0f;
 
-// tune: GROUPS1 in (2, 3)
-constexpr int GROUPS1 = 3;
-// tune: GROUPS2 in (2, 3)
-constexpr int GROUPS2 = 2;
-// tune: STRETCH in (4, 8)
-constexpr int STRETCH = 4;
-// tune: BLOCKS in (132, 128)
-constexpr int BLOCKS = 132;
+// tune: BLOCKS in (128, 132)
+constexpr int BLOCKS = 128;
+// Stretches of k that the second product sums apart.
+// tune: FOLDS in (2, 4)
+constexpr int FOLDS = 2;
 
 // ---------------------------------------------------------------------------------------------------- instructions
 
@@ -71,10 +70,10 @@ __device__ __forceinline__ uint64_t describe(uint32_t at, uint32_t lines) {
            static_cast<uint64_t>(512 >> 4) << 32 | static_cast<uint64_t>(2) << 62;
 }
 
-__device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b, int add) {
+__device__ __forceinline__ void multiply(float (&d)[128], uint64_t a, uint64_t b, int add) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, "
         "%8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, "
@@ -82,8 +81,16 @@ __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b,
         "%32, %33, %34, %35, %36, %37, %38, %39, "
         "%40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, "
-        "%56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, 0, 0;\n}"
+        "%56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, "
+        "%72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, "
+        "%88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, "
+        "%104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, "
+        "%120, %121, %122, %123, %124, %125, %126, %127}, "
+        "%128, %129, p, 1, 1, 0, 0;\n}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
           "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -91,16 +98,25 @@ __device__ __forceinline__ void multiply(float (&d)[64], uint64_t a, uint64_t b,
           "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
           "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
           "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
-          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+          "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
+          "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
+          "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
+          "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
+          "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
+          "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]),
+          "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]),
+          "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]),
+          "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
         : "l"(a), "l"(b), "r"(add));
 }
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wait_all_but_one() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
-__device__ __forceinline__ void wait_all(float (&d)[64]) {
+__device__ __forceinline__ void wait_all(float (&d)[128]) {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
-    for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(d[i])::"memory");
+    for (int i = 0; i < 128; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 template <int kCount>
 __device__ __forceinline__ void give_up_registers() {
@@ -122,7 +138,7 @@ __device__ __forceinline__ void split_pair(float x, float y, uint32_t& hi, uint3
 
 // ------------------------------------------------------------------------------------------------ splitting operands
 
-// One warp a row. `lines` is the number of rows in a block of the stored form: 64 for A, 128 for B.
+// One warp a row. `lines` is the number of rows in a block of the stored form: 64 for A, 256 for B.
 template <int kK, bool kPermute>
 __device__ __forceinline__ void split_row(const float* __restrict__ from, uint8_t* __restrict__ to,
                                           float* __restrict__ scale, int row, int lines) {
@@ -184,46 +200,45 @@ split_first_kernel(const float* __restrict__ x, const float* __restrict__ w1, ui
     if (row < kM) {
         split_row<kIn, false>(x, xs, x_scale, row, 64);
     } else if (row < kM + kHidden) {
-        split_row<kIn, false>(w1, w1s, w1_scale, row - kM, 128);
+        split_row<kIn, false>(w1, w1s, w1_scale, row - kM, kWide);
     }
 }
 
 __global__ void __launch_bounds__(256, 1)
 split_second_kernel(const float* __restrict__ w2, uint8_t* __restrict__ w2s, float* __restrict__ w2_scale) {
     const int row = blockIdx.x * 8 + threadIdx.x / 32;
-    if (row < kOut) split_row<kHidden, true>(w2, w2s, w2_scale, row, 128);
+    if (row < kOut) split_row<kHidden, true>(w2, w2s, w2_scale, row, kWide);
 }
 
 // --------------------------------------------------------------------------------------------------------- products
 
-template <int kGroups>
-struct Shape {
-    static constexpr int kStages = kGroups == 3 ? 5 : 6;
-    static constexpr int kBytesA = kGroups * 8192;
-    static constexpr int kBytesB = 16384;
-    static constexpr int kStageBytes = kBytesA + kBytesB;
-    static constexpr int kShared = 1024 + kStages * kStageBytes + 256;
-    static constexpr int kThreads = (kGroups + 1) * 128;
-};
+constexpr int kStages = 4;
+constexpr int kBytesA = kGroups * 8192;
+constexpr int kBytesB = kWide * 128;
+constexpr int kHalfB = kBytesB / 2;
+constexpr int kStageBytes = kBytesA + kBytesB;
+constexpr int kShared = 1024 + kStages * kStageBytes + 256;
+constexpr int kThreads = (kGroups + 1) * 128;
 
-// kFirst: hidden = split(sigmoid(a b' + bias)); else: partial = (max, sum of exp) of 128 columns of a b' + bias.
-template <int kGroups, int kK, int kN, bool kFirst>
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__((kGroups + 1) * 128, 1)
+// A cluster makes 256 x 256 outputs, each of its two blocks 128 x 256, each warpgroup 64 x 256.
+// kFirst: hidden = split(sigmoid(a b' + bias)); else: partial = (max, sum of exp) of 256 columns of a b' + bias.
+// k is summed in kFolds stretches; what the earlier ones give is kept in `folded`, which only its own thread touches.
+template <int kK, int kN, bool kFirst, int kFolds>
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
 product_kernel(const uint8_t* __restrict__ a, const uint8_t* __restrict__ b, const float* __restrict__ row_scale,
                const float* __restrict__ column_scale, const float* __restrict__ bias, uint8_t* __restrict__ hidden,
-               float2* __restrict__ partial) {
-    using S = Shape<kGroups>;
-    constexpr int kStages = S::kStages;
+               float2* __restrict__ partial, float4* folded) {
     constexpr int kChunks = kK / 32;
-    constexpr int kAcross = kN / 256;  // cluster tiles along n
-    constexpr int kDown = (kM + kGroups * 64 - 1) / (kGroups * 64);
+    constexpr int kStretch = kChunks / kFolds;
+    constexpr int kAcross = kN / kWide;            // cluster tiles along n
+    constexpr int kDown = kM / (kGroups * 64 * 2); // cluster tiles along m
     constexpr int kTiles = kAcross * kDown;
-    static_assert(kDown * kGroups <= kRowBlocks, "padding");
-    static_assert(kChunks % STRETCH == 0, "stretch");
+    static_assert(kChunks % kFolds == 0, "stretch");
+    static_assert(kM % (kGroups * 128) == 0 && kN % kWide == 0, "tiles");
 
     extern __shared__ uint8_t raw[];
     uint8_t* tiles = raw + ((1024 - (shared_address(raw) & 1023)) & 1023);
-    uint64_t* full = reinterpret_cast<uint64_t*>(tiles + kStages * S::kStageBytes);
+    uint64_t* full = reinterpret_cast<uint64_t*>(tiles + kStages * kStageBytes);
     uint64_t* empty = full + kStages;
 
     const int rank = blockIdx.x & 1;
@@ -242,30 +257,27 @@ product_kernel(const uint8_t* __restrict__ a, const uint8_t* __restrict__ b, con
 
     const int group_of_block = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
     if (group_of_block == 0) {
-        if (kGroups == 3) {
-            give_up_registers<32>();
-        } else {
-            give_up_registers<24>();
-        }
+        give_up_registers<24>();
         if (threadIdx.x == 0) {
             int stage = 0;
             uint32_t parity = 0;
             for (int tile = first_tile; tile < kTiles; tile += tile_step) {
-                const int m_tile = tile / kAcross;
-                const int n_tile = tile % kAcross * 2 + rank;
-                const uint8_t* from_a = a + static_cast<int64_t>(m_tile) * kGroups * kChunks * 8192 + rank * 4096;
-                const uint8_t* from_b = b + static_cast<int64_t>(n_tile) * kChunks * 16384;
+                const int m_tile = tile / kAcross * 2 + rank;
+                const int n_tile = tile % kAcross;
+                const uint8_t* from_a = a + static_cast<int64_t>(m_tile) * kGroups * kChunks * 8192;
+                const uint8_t* from_b = b + static_cast<int64_t>(n_tile) * kChunks * kBytesB + rank * kHalfB;
                 for (int chunk = 0; chunk < kChunks; ++chunk) {
-                    uint8_t* to = tiles + stage * S::kStageBytes;
+                    uint8_t* to = tiles + stage * kStageBytes;
                     wait_for(&empty[stage], parity ^ 1);
-                    arrive_and_expect(&full[stage], S::kStageBytes);
+                    arrive_and_expect(&full[stage], kStageBytes);
+                    // Block 0 fetches the high pieces of B for both, block 1 the low ones.
+                    load_for_all(to + kBytesA + rank * kHalfB, from_b + static_cast<int64_t>(chunk) * kBytesB, kHalfB,
+                                 &full[stage], 3);
 #pragma unroll
                     for (int g = 0; g < kGroups; ++g) {
-                        load_for_all(to + g * 8192 + rank * 4096,
-                                     from_a + (static_cast<int64_t>(g) * kChunks + chunk) * 8192, 4096, &full[stage],
-                                     3);
+                        bulk_load(to + g * 8192, from_a + (static_cast<int64_t>(g) * kChunks + chunk) * 8192, 8192,
+                                  &full[stage]);
                     }
-                    bulk_load(to + S::kBytesA, from_b + static_cast<int64_t>(chunk) * 16384, 16384, &full[stage]);
                     if (++stage == kStages) {
                         stage = 0;
                         parity ^= 1;
@@ -274,53 +286,50 @@ product_kernel(const uint8_t* __restrict__ a, const uint8_t* __restrict__ b, con
             }
         }
     } else {
-        if (kGroups == 3) {
-            take_registers<160>();
-        } else {
-            take_registers<240>();
-        }
+        take_registers<240>();
         const int group = group_of_block - 1;
         const int lane = threadIdx.x % 32;
         const int warp = threadIdx.x % 128 / 32;
         const int row0 = warp * 16 + lane / 4;
         const int q = lane % 4;
         const uint32_t tiles_at = shared_address(tiles);
+        float4* mine = nullptr;
+        if constexpr (kFolds > 1) {
+            mine = folded + static_cast<int64_t>(blockIdx.x) * 32 * (kGroups * 128) + (threadIdx.x - 128);
+        }
 
-        float d[64], sum[64];
+        float d[128];
 #pragma unroll
-        for (int i = 0; i < 64; ++i) d[i] = 0.0f;
+        for (int i = 0; i < 128; ++i) d[i] = 0.0f;
         int stage = 0;
         uint32_t parity = 0;
+#pragma unroll 1
         for (int tile = first_tile; tile < kTiles; tile += tile_step) {
-            const int m_tile = tile / kAcross;
-            const int n_tile = tile % kAcross * 2 + rank;
-#pragma unroll
-            for (int i = 0; i < 64; ++i) sum[i] = 0.0f;
+            const int m_tile = tile / kAcross * 2 + rank;
+            const int n_tile = tile % kAcross;
 
 #pragma unroll 1
-            for (int chunk = 0; chunk < kChunks; chunk += STRETCH) {
+            for (int fold = 0; fold < kFolds; ++fold) {
                 int before = 0;
-#pragma unroll
-                for (int i = 0; i < STRETCH; ++i) {
-                    const uint32_t at = tiles_at + stage * S::kStageBytes;
+#pragma unroll 1
+                for (int chunk = 0; chunk < kStretch; ++chunk) {
+                    const uint32_t at = tiles_at + stage * kStageBytes;
                     const uint64_t a_hi = describe(at + group * 8192, 64);
                     const uint64_t a_lo = a_hi + (4096 >> 4);
-                    const uint64_t b_hi = describe(at + S::kBytesA, 128);
-                    const uint64_t b_lo = b_hi + (8192 >> 4);
+                    const uint64_t b_hi = describe(at + kBytesA, kWide);
+                    const uint64_t b_lo = b_hi + (kHalfB >> 4);
                     wait_for(&full[stage], parity);
                     begin_products();
-                    multiply(d, a_lo, b_hi, i > 0 ? 1 : 0);
+                    multiply(d, a_lo, b_hi, chunk > 0 ? 1 : 0);
                     multiply(d, a_hi, b_lo, 1);
                     multiply(d, a_lo + 2, b_hi + 2, 1);
                     multiply(d, a_hi + 2, b_lo + 2, 1);
                     multiply(d, a_hi, b_hi, 1);
                     multiply(d, a_hi + 2, b_hi + 2, 1);
                     commit_products();
-                    if (i > 0) {
-                        wait_all_but_one();
-                        if (lane < 2) arrive_at(&empty[before], lane);
-                        __syncwarp();
-                    }
+                    wait_all_but_one();
+                    if (chunk > 0 && lane < 2) arrive_at(&empty[before], lane);
+                    __syncwarp();
                     before = stage;
                     if (++stage == kStages) {
                         stage = 0;
@@ -330,73 +339,95 @@ product_kernel(const uint8_t* __restrict__ a, const uint8_t* __restrict__ b, con
                 wait_all(d);
                 if (lane < 2) arrive_at(&empty[before], lane);
                 __syncwarp();
+                if constexpr (kFolds > 1) {
+                    if (fold + 1 < kFolds) {
+                        if (kFolds > 2 && fold > 0) {
 #pragma unroll
-                for (int i = 0; i < 64; ++i) sum[i] += d[i];
+                            for (int i = 0; i < 32; ++i) {
+                                float4 t = __ldcg(mine + i * (kGroups * 128));
+                                t.x += d[4 * i], t.y += d[4 * i + 1], t.z += d[4 * i + 2], t.w += d[4 * i + 3];
+                                __stcg(mine + i * (kGroups * 128), t);
+                            }
+                        } else {
+#pragma unroll
+                            for (int i = 0; i < 32; ++i) {
+                                __stcg(mine + i * (kGroups * 128),
+                                       make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
+                            }
+                        }
+                    }
+                }
+            }
+
+            if constexpr (kFolds > 1) {
+#pragma unroll
+                for (int i = 0; i < 32; ++i) {
+                    const float4 t = __ldcg(mine + i * (kGroups * 128));
+                    d[4 * i] += t.x, d[4 * i + 1] += t.y, d[4 * i + 2] += t.z, d[4 * i + 3] += t.w;
+                }
             }
 
             const int row_block = m_tile * kGroups + group;
-            if (row_block < kM / 64) {  // the same for all of the warpgroup
-                const int column0 = n_tile * 128 + 2 * q;
-                if constexpr (kFirst) {
-                    const float scale0 = row_scale[row_block * 64 + row0];
-                    const float scale1 = row_scale[row_block * 64 + row0 + 8];
-                    uint8_t* to = hidden + (static_cast<int64_t>(row_block) * (kN / 32) + n_tile * 4) * 8192 +
-                                  row0 * 64 + ((q ^ ((row0 >> 1) & 3)) << 4);
+            const int column0 = n_tile * kWide + 2 * q;
+            if constexpr (kFirst) {
+                const float scale0 = row_scale[row_block * 64 + row0];
+                const float scale1 = row_scale[row_block * 64 + row0 + 8];
+                uint8_t* to = hidden + (static_cast<int64_t>(row_block) * (kN / 32) + n_tile * (kWide / 32)) * 8192 +
+                              row0 * 64 + ((q ^ ((row0 >> 1) & 3)) << 4);
 #pragma unroll
-                    for (int c = 0; c < 4; ++c) {
-                        uint32_t hi[2][4], lo[2][4];
+                for (int c = 0; c < kWide / 32; ++c) {
+                    uint32_t hi[2][4], lo[2][4];
 #pragma unroll
-                        for (int jj = 0; jj < 4; ++jj) {
-                            const int j = 4 * c + jj;
-                            const float2 cs = *reinterpret_cast<const float2*>(column_scale + column0 + 8 * j);
-                            const float2 bs = *reinterpret_cast<const float2*>(bias + column0 + 8 * j);
-#pragma unroll
-                            for (int i = 0; i < 2; ++i) {
-                                const float rs = i == 0 ? scale0 : scale1;
-                                const float v0 = fmaf(sum[4 * j + 2 * i], rs * cs.x, bs.x);
-                                const float v1 = fmaf(sum[4 * j + 2 * i + 1], rs * cs.y, bs.y);
-                                const float s0 = __fdividef(kHiddenScale, 1.0f + __expf(-v0));
-                                const float s1 = __fdividef(kHiddenScale, 1.0f + __expf(-v1));
-                                split_pair(s0, s1, hi[i][jj], lo[i][jj]);
-                            }
-                        }
-#pragma unroll
-                        for (int i = 0; i < 2; ++i) {
-                            uint8_t* at = to + c * 8192 + i * 512;
-                            *reinterpret_cast<uint4*>(at) = make_uint4(hi[i][0], hi[i][1], hi[i][2], hi[i][3]);
-                            *reinterpret_cast<uint4*>(at + 4096) = make_uint4(lo[i][0], lo[i][1], lo[i][2], lo[i][3]);
-                        }
-                    }
-                } else {
-#pragma unroll
-                    for (int j = 0; j < 16; ++j) {
+                    for (int jj = 0; jj < 4; ++jj) {
+                        const int j = 4 * c + jj;
                         const float2 cs = *reinterpret_cast<const float2*>(column_scale + column0 + 8 * j);
                         const float2 bs = *reinterpret_cast<const float2*>(bias + column0 + 8 * j);
-                        const float cx = cs.x * (1.0f / kHiddenScale), cy = cs.y * (1.0f / kHiddenScale);
-                        sum[4 * j] = fmaf(sum[4 * j], cx, bs.x);
-                        sum[4 * j + 1] = fmaf(sum[4 * j + 1], cy, bs.y);
-                        sum[4 * j + 2] = fmaf(sum[4 * j + 2], cx, bs.x);
-                        sum[4 * j + 3] = fmaf(sum[4 * j + 3], cy, bs.y);
+#pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            const float rs = i == 0 ? scale0 : scale1;
+                            const float v0 = fmaf(d[4 * j + 2 * i], rs * cs.x, bs.x);
+                            const float v1 = fmaf(d[4 * j + 2 * i + 1], rs * cs.y, bs.y);
+                            const float s0 = __fdividef(kHiddenScale, 1.0f + __expf(-v0));
+                            const float s1 = __fdividef(kHiddenScale, 1.0f + __expf(-v1));
+                            split_pair(s0, s1, hi[i][jj], lo[i][jj]);
+                        }
                     }
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
-                        float top = fmaxf(sum[2 * i], sum[2 * i + 1]);
+                        uint8_t* at = to + c * 8192 + i * 512;
+                        *reinterpret_cast<uint4*>(at) = make_uint4(hi[i][0], hi[i][1], hi[i][2], hi[i][3]);
+                        *reinterpret_cast<uint4*>(at + 4096) = make_uint4(lo[i][0], lo[i][1], lo[i][2], lo[i][3]);
+                    }
+                }
+            } else {
 #pragma unroll
-                        for (int j = 1; j < 16; ++j) {
-                            top = fmaxf(top, fmaxf(sum[4 * j + 2 * i], sum[4 * j + 2 * i + 1]));
-                        }
-                        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-                        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-                        float total = 0.0f;
+                for (int j = 0; j < kWide / 8; ++j) {
+                    const float2 cs = *reinterpret_cast<const float2*>(column_scale + column0 + 8 * j);
+                    const float2 bs = *reinterpret_cast<const float2*>(bias + column0 + 8 * j);
+                    const float cx = cs.x * (1.0f / kHiddenScale), cy = cs.y * (1.0f / kHiddenScale);
+                    d[4 * j] = fmaf(d[4 * j], cx, bs.x);
+                    d[4 * j + 1] = fmaf(d[4 * j + 1], cy, bs.y);
+                    d[4 * j + 2] = fmaf(d[4 * j + 2], cx, bs.x);
+                    d[4 * j + 3] = fmaf(d[4 * j + 3], cy, bs.y);
+                }
 #pragma unroll
-                        for (int j = 0; j < 16; ++j) {
-                            total += __expf(sum[4 * j + 2 * i] - top) + __expf(sum[4 * j + 2 * i + 1] - top);
-                        }
-                        total += __shfl_xor_sync(0xffffffffu, total, 1);
-                        total += __shfl_xor_sync(0xffffffffu, total, 2);
-                        if (q == 0) {
-                            partial[(row_block * 64 + row0 + 8 * i) * kParts + n_tile] = make_float2(top, total);
-                        }
+                for (int i = 0; i < 2; ++i) {
+                    float top = fmaxf(d[2 * i], d[2 * i + 1]);
+#pragma unroll
+                    for (int j = 1; j < kWide / 8; ++j) {
+                        top = fmaxf(top, fmaxf(d[4 * j + 2 * i], d[4 * j + 2 * i + 1]));
+                    }
+                    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+                    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+                    float total = 0.0f;
+#pragma unroll
+                    for (int j = 0; j < kWide / 8; ++j) {
+                        total += __expf(d[4 * j + 2 * i] - top) + __expf(d[4 * j + 2 * i + 1] - top);
+                    }
+                    total += __shfl_xor_sync(0xffffffffu, total, 1);
+                    total += __shfl_xor_sync(0xffffffffu, total, 2);
+                    if (q == 0) {
+                        partial[(row_block * 64 + row0 + 8 * i) * kParts + n_tile] = make_float2(top, total);
                     }
                 }
             }
@@ -425,17 +456,20 @@ join_kernel(const float2* __restrict__ partial, float* __restrict__ out) {
 
 // ----------------------------------------------------------------------------------------------------------- launch
 
-constexpr int64_t kBytesX = static_cast<int64_t>(kRowBlocks) * 64 * kIn * 4;
+constexpr int64_t kBytesX = static_cast<int64_t>(kM) * kIn * 4;
 constexpr int64_t kBytesW1 = static_cast<int64_t>(kHidden) * kIn * 4;
 constexpr int64_t kBytesW2 = static_cast<int64_t>(kOut) * kHidden * 4;
-constexpr int64_t kBytesH = static_cast<int64_t>(kRowBlocks) * 64 * kHidden * 4;
+constexpr int64_t kBytesH = static_cast<int64_t>(kM) * kHidden * 4;
 constexpr int64_t kBytesScaleX = kM * 4;
 constexpr int64_t kBytesScale1 = kHidden * 4;
 constexpr int64_t kBytesScale2 = kOut * 4;
 constexpr int64_t kBytesPartial = static_cast<int64_t>(kM) * kParts * 8;
+constexpr int64_t kBytesFolded = static_cast<int64_t>(kMostBlocks) * kGroups * 64 * kWide * 4;
+static_assert(BLOCKS <= kMostBlocks && BLOCKS % 2 == 0, "blocks");
 
 extern "C" int64_t scratch_bytes() {
-    return kBytesX + kBytesW1 + kBytesW2 + kBytesH + kBytesScaleX + kBytesScale1 + kBytesScale2 + kBytesPartial;
+    return kBytesX + kBytesW1 + kBytesW2 + kBytesH + kBytesScaleX + kBytesScale1 + kBytesScale2 + kBytesPartial +
+           kBytesFolded;
 }
 
 extern "C" int run_model(const float* x, const float* w1, const float* b1, const float* w2, const float* b2,
@@ -457,27 +491,26 @@ extern "C" int run_model(const float* x, const float* w1, const float* b1, const
     float* w2_scale = reinterpret_cast<float*>(at);
     at += kBytesScale2;
     float2* partial = reinterpret_cast<float2*>(at);
+    at += kBytesPartial;
+    float4* folded = reinterpret_cast<float4*>(at);
 
-    auto first = product_kernel<GROUPS1, kIn, kHidden, true>;
-    auto second = product_kernel<GROUPS2, kHidden, kOut, false>;
+    auto first = product_kernel<kIn, kHidden, true, 1>;
+    auto second = product_kernel<kHidden, kOut, false, FOLDS>;
     static bool ready = false;
     if (!ready) {
         cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(first),
-                                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                 Shape<GROUPS1>::kShared);
+                                                 cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
         if (error != cudaSuccess) return static_cast<int>(error);
         error = cudaFuncSetAttribute(reinterpret_cast<const void*>(second),
-                                     cudaFuncAttributeMaxDynamicSharedMemorySize, Shape<GROUPS2>::kShared);
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
         if (error != cudaSuccess) return static_cast<int>(error);
         ready = true;
     }
 
     split_first_kernel<<<(kM + kHidden) / 8, 256, 0, stream>>>(x, w1, xs, w1s, x_scale, w1_scale);
     split_second_kernel<<<kOut / 8, 256, 0, stream>>>(w2, w2s, w2_scale);
-    first<<<BLOCKS, Shape<GROUPS1>::kThreads, Shape<GROUPS1>::kShared, stream>>>(xs, w1s, x_scale, w1_scale, b1, hs,
-                                                                                 nullptr);
-    second<<<BLOCKS, Shape<GROUPS2>::kThreads, Shape<GROUPS2>::kShared, stream>>>(hs, w2s, nullptr, w2_scale, b2,
-                                                                                  nullptr, partial);
+    first<<<BLOCKS, kThreads, kShared, stream>>>(xs, w1s, x_scale, w1_scale, b1, hs, nullptr, nullptr);
+    second<<<BLOCKS, kThreads, kShared, stream>>>(hs, w2s, nullptr, w2_scale, b2, nullptr, partial, folded);
     join_kernel<<<kM / 128, 128, 0, stream>>>(partial, out);
     return static_cast<int>(cudaGetLastError());
 }

@@ -23,10 +23,12 @@ constexpr int kSlots = 5;                      // stages of the ring
 constexpr int kLines = kSlots * kTile + 2;     // two lines before the ring repeat its last two
 constexpr int kPanel = kLines * 16;            // bytes: 8 channels of all lines
 constexpr int kRingBytes = 16 * kPanel;        // 8 panels of high pieces, 8 of low ones
-constexpr int kRowPitch = 144;                 // floats, of the buffer for outputs: 16 modulo 32
+constexpr int kRowPitch = 2 * kTile + 4;       // floats, of the buffer for outputs: 4 modulo 32
 constexpr int kWarpBuffer = 8 * kRowPitch;     // floats
 constexpr int kBufferBytes = 8 * kWarpBuffer * 4;
 constexpr int kSharedBytes = kRingBytes + kBufferBytes + 128;
+static_assert(kSharedBytes <= 232448, "too much shared memory");
+static_assert(kRingBytes % 16 == 0 && (kRowPitch * 4) % 16 == 0, "bulk copies start on 16 bytes");
 
 constexpr float kScaleX = 16.0f;
 constexpr int kLogScaleX = 4;
@@ -70,6 +72,16 @@ __device__ __forceinline__ void meet(int name, int threads) {
 __device__ __forceinline__ void meet_without_waiting(int name, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
+
+// Bulk copies from shared to global memory: both addresses and the size are multiples of 16 bytes.
+__device__ __forceinline__ void copy_out(float* to, const float* from, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)),
+                 "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_copies_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void wait_copies_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // No swizzle: `leading` between the two panels of an instruction, `stride` between groups of 8 lines.
 __device__ __forceinline__ uint64_t describe(uint32_t start, uint32_t leading, uint32_t stride) {
@@ -122,6 +134,19 @@ __device__ __forceinline__ float tanh_of(float z) {
     e += 1.0f;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(e));
     return fmaf(-2.0f, r, 1.0f);
+}
+
+// Elements lo to hi - 1 of a row, from line[e] in shared memory to to[e]; line[e] and to[e] both lie at (shift + e) & 3
+// floats behind a multiple of 16 bytes. Four lanes a row, t4 from 0 to 3: the first starts the copy of whole 16 bytes,
+// all store what is left at the ends.
+__device__ __forceinline__ void store_stretch(float* to, const float* line, int shift, int lo, int hi, int t4) {
+    const int begin = lo + (-(shift + lo) & 3);
+    const int end = hi - ((shift + hi) & 3);
+    if (t4 == 0 && end > begin) copy_out(to + begin, line + begin, (end - begin) * 4);
+    const int head = lo + t4;
+    if (head < min(begin, hi)) to[head] = line[head];
+    const int tail = max(begin, end) + t4;
+    if (tail < hi) to[tail] = line[tail];
 }
 
 // Position q = (n * 257 + ph) * 257 + pw. Outputs (2 ph - 1 + r, 2 pw - 1 + s) read inputs (ph - dy, pw - dx) with
@@ -280,10 +305,9 @@ transposed_kernel(const float* __restrict__ x, const float* __restrict__ weight,
             }
         }
 
-        float* buffer = buffers + (w * 4 + warp) * kWarpBuffer;
-        float* buffer_write = buffer + g * kRowPitch + 4 * t4;
-        const float* buffer_read = buffer + lane;
-        float* out_channel = out + static_cast<int64_t>(co0) * kPlaneOut;
+        // A lane's outputs are all of channel co; the four lanes of a channel share a row of the warp's buffer.
+        float* buffer_row = buffers + (w * 4 + warp) * kWarpBuffer + g * kRowPitch;
+        float* out_channel = out + static_cast<int64_t>(co) * kPlaneOut;
         const uint64_t descriptor = describe(shared_address(ring), kPanel, 128);
 
         int slot = 3;
@@ -338,37 +362,44 @@ transposed_kernel(const float* __restrict__ x, const float* __restrict__ weight,
             const int oh0 = 2 * ph0 - 1 + r, oh1 = 2 * ph1 - 1 + r;
             const int base0 = n0 * (kCout * kPlaneOut) + oh0 * kOut + 2 * pw0 - 1;
             const int base1 = n1 * (kCout * kPlaneOut) + oh1 * kOut + 2 * pw0 - 2 * kPitch - 1;
+
+            // The row of the buffer is shifted so that its addresses agree with those in `out` modulo 16 bytes.
+            const int shift = (base0 + co * kPlaneOut) & 3;
+            float* line = buffer_row + shift;
+            wait_copies_read();  // those of the tile before
+            __syncwarp();
+            {
+                float* write = line + 4 * t4;
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                __syncwarp();
-#pragma unroll
-                for (int jj = 0; jj < 8; ++jj) {
-                    const int at = 4 * (half * 8 + jj);
-                    float4 v;
-                    v.x = tanh_of(fmaf(d[at + 0], scale_out, shift_out));
-                    v.y = tanh_of(fmaf(d[at + 2], scale_out, shift_out));
-                    v.z = tanh_of(fmaf(d[at + 1], scale_out, shift_out));
-                    v.w = tanh_of(fmaf(d[at + 3], scale_out, shift_out));
-                    *reinterpret_cast<float4*>(buffer_write + 16 * jj) = v;
-                }
-                __syncwarp();
-#pragma unroll
-                for (int c = 0; c < 4; ++c) {
-                    const int e = half * 128 + c * 32 + lane;
-                    const int pw = pw0 + (e >> 1);
-                    const bool second = pw >= kPitch;
-                    const int column = second ? pw - kPitch : pw;
-                    const int offset = (second ? base1 : base0) + e;
-                    const bool valid = (second ? oh1 : oh0) >= 0 && (column > 0 || (e & 1)) && q0 + (e >> 1) < total;
-                    if (valid) {
-                        float* to = out_channel + offset;
-#pragma unroll
-                        for (int row = 0; row < 8; ++row)
-                            to[row * kPlaneOut] = buffer_read[row * kRowPitch + c * 32];
-                    }
+                for (int jj = 0; jj < 16; ++jj) {
+                    const int at = 4 * jj;
+                    write[16 * jj + 0] = tanh_of(fmaf(d[at + 0], scale_out, shift_out));
+                    write[16 * jj + 1] = tanh_of(fmaf(d[at + 2], scale_out, shift_out));
+                    write[16 * jj + 2] = tanh_of(fmaf(d[at + 1], scale_out, shift_out));
+                    write[16 * jj + 3] = tanh_of(fmaf(d[at + 3], scale_out, shift_out));
                 }
             }
+            show_stores();
+            __syncwarp();
+
+            const int limit = min(2 * kTile, 2 * (total - q0));
+            const int cut = 2 * (kPitch - pw0);  // the first element of the second row, in column -1
+            const int lo0 = pw0 == 0 ? 1 : 0, hi0 = min(limit, cut);
+            if (oh0 >= 0 && lo0 < hi0) store_stretch(out_channel + base0, line, shift, lo0, hi0, t4);
+            const int lo1 = cut + 1;
+            if (oh1 >= 0 && lo1 < limit) {
+                float* to = out_channel + base1;
+                if (((base1 - base0) & 3) == 0) {
+                    store_stretch(to, line, shift, lo1, limit, t4);
+                } else {  // only where an image ends within the tile
+#pragma unroll 1
+                    for (int e = lo1 + t4; e < limit; e += 4) to[e] = line[e];
+                }
+            }
+            commit_copies();
+            __syncwarp();
         }
+        wait_copies_done();
     }
 }
 
@@ -432,7 +463,7 @@ extern "C" int transposed_tanh(const float* x, const float* weight, const float*
 
 library = ctypes.CDLL(
     load_inline(
-        name="transposed_tanh_split",
+        name="transposed_tanh_split_bulk",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],

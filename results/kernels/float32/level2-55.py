@@ -53,15 +53,16 @@ __device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t by
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
+// Only shared memory is handed over, so the default scope will do: a wider one costs a fence in every stage.
 __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
     asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
 __device__ __forceinline__ void arrive_at(uint64_t* barrier, int rank) {
     asm volatile(
         "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank)
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank)
         : "memory");
 }
 __device__ __forceinline__ void load_for_all(void* to, const void* from, uint32_t bytes, uint64_t* barrier, int mask) {
@@ -351,10 +352,10 @@ product(const __grid_constant__ CUtensorMap map, const unsigned char* __restrict
                 if (++s == kStages) s = 0, parity ^= 1;
 
                 wait_products(d);  // of the stretch before
-                if (n > 0) release(&empty[held], lane);
 #pragma unroll
                 for (int i = 0; i < 64; ++i) sum[i] += d[i];
                 multiply_stage(d, f0, stages_address + s0 * kStageBytes + kWBytes, 0);
+                if (n > 0) release(&empty[held], lane);  // under the products just issued
 
                 const int s1 = s;
                 wait(&full[s1], parity);

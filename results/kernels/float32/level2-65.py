@@ -15,19 +15,27 @@ constexpr int kPooled = 95;           // pooled height and width
 constexpr int kTaps = 9;
 constexpr int kSteps = 48;            // pooled rows of a stream
 constexpr int kRows = 4 * kSteps + 2; // input rows of a stream
-constexpr int kSlots = 7;             // ring slots of a stream, one input row of all channels each
+// Ring slots of a stream, one input row of all channels each.
+// tune: kSlots in (7, 8)
+constexpr int kSlots = 8;
 constexpr int kSlotFloats = 3136;
 constexpr int kSlotBytes = kSlotFloats * 4;
 constexpr int kRowBytes = kSide * 4;
 constexpr int kConsumers = 384;
 constexpr int kThreads = 512;
 
-constexpr int kWeightBytes = kOut * kChannels * kTaps * 4;  // one piece
-constexpr int kRingAt = 2 * kWeightBytes;
+// Weights as fp16 pieces, a panel a tap: high pieces of taps 0 to 8, low piece of tap 8, low pieces of taps 0 to 7.
+constexpr int kPanelBytes = kOut * 16;
+constexpr int kMixedLowPanel = kTaps;
+constexpr int kLowPanel = kTaps + 1;
+constexpr int kWeightBytes = 2 * kTaps * kPanelBytes;
+constexpr float kWeightScale = 256.0f;
+constexpr int kRingAt = kWeightBytes;
 constexpr int kBiasAt = kRingAt + 2 * kSlots * kSlotBytes;
 constexpr int kPartialAt = kBiasAt + kOut * 4;
 constexpr int kBarrierAt = kPartialAt + 64;
 constexpr int kSharedBytes = kBarrierAt + 4 * kSlots * 8;
+static_assert(kSharedBytes <= 232448, "shared memory");
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -74,10 +82,19 @@ __device__ __forceinline__ void meet(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-__device__ __forceinline__ uint32_t to_tf32(float x) {
+__device__ __forceinline__ uint32_t pack_halves(float lower, float upper) {
     uint32_t y;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(upper), "f"(lower));
     return y;
+}
+// Two values, each as the sum of two fp16 pieces: the high pieces in one register, the low pieces in another.
+__device__ __forceinline__ void split(float lower, float upper, uint32_t& high, uint32_t& low) {
+    high = pack_halves(lower, upper);
+    float a, b;
+    asm("{\n.reg .b16 l, u;\nmov.b32 {l, u}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, u;\n}"
+        : "=f"(a), "=f"(b)
+        : "r"(high));
+    low = pack_halves(lower - a, upper - b);
 }
 __device__ __forceinline__ float sigmoid_of_exponent(float t) {  // 1 / (1 + 2^t)
     float e, y;
@@ -94,19 +111,19 @@ __device__ __forceinline__ int channel_offset(int c) {
 
 // K-major B without swizzle: panels of 16 bytes of k, 64 lines of 16 bytes each.
 __device__ __forceinline__ uint64_t describe(uint32_t start) {
-    constexpr uint32_t kLeading = kOut * 16;
+    constexpr uint32_t kLeading = kPanelBytes;
     constexpr uint32_t kStride = 8 * 16;
     return uint64_t((start & 0x3ffff) >> 4) | uint64_t(kLeading >> 4) << 16 | uint64_t(kStride >> 4) << 32;
 }
 
-// D (64 x 64) += A (64 x 8, registers) B (8 x 64, shared memory), TF32.
+// D (64 x 64) += A (64 x 16, registers) B (16 x 64, shared memory), fp16 with fp32 sums.
 __device__ __forceinline__ void multiply(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 "
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, p, 1, 1;\n}"
+        "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
           "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
           "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
@@ -189,25 +206,28 @@ conv_pool_sigmoid_sum_kernel(const float* __restrict__ x, const float* __restric
     } else {
         take_registers<160>();
 
-        // Weights, split into two TF32 pieces: k = tap * 8 + channel.
+        // Weights times 256, split into two fp16 pieces. In a tap's panel channel c is column 2 (c % 4) + c / 4, so
+        // that a thread's pair of columns is the channels q and q + 4.
         for (int i = thread; i < kOut * kChannels * kTaps; i += kConsumers) {
             const int n = i / (kChannels * kTaps);
             const int rest = i % (kChannels * kTaps);
             const int c = rest / kTaps;
-            const int k = (rest % kTaps) * kChannels + c;
-            const float value = weight[i];
-            const uint32_t high = to_tf32(value);
-            const uint32_t low = to_tf32(value - __uint_as_float(high));
-            const int at = (k / 4) * (kOut * 16) + n * 16 + (k % 4) * 4;
-            *reinterpret_cast<uint32_t*>(memory + at) = high;
-            *reinterpret_cast<uint32_t*>(memory + kWeightBytes + at) = low;
+            const int tap = rest % kTaps;
+            uint32_t high, low;
+            split(weight[i] * kWeightScale, 0.0f, high, low);
+            const int at = n * 16 + (2 * (c & 3) + (c >> 2)) * 2;
+            const int low_panel = tap == kTaps - 1 ? kMixedLowPanel : kLowPanel + tap;
+            *reinterpret_cast<uint16_t*>(memory + tap * kPanelBytes + at) = static_cast<uint16_t>(high & 0xffffu);
+            *reinterpret_cast<uint16_t*>(memory + low_panel * kPanelBytes + at) =
+                static_cast<uint16_t>(low & 0xffffu);
         }
         if (thread < kOut) shared_bias[thread] = bias == nullptr ? 0.0f : -bias[thread] * kLog2E;
         show_stores();
         meet(1, kConsumers);
 
         const uint64_t high_b = describe(shared_address(memory));
-        const uint64_t low_b = describe(shared_address(memory + kWeightBytes));
+        const uint64_t low_b = describe(shared_address(memory + kLowPanel * kPanelBytes));
+        constexpr int kPairStep = 2 * kPanelBytes / 16;  // from a pair of taps to the next, in a descriptor's units
 
         const int stream = warp / 6;
         const int g = lane / 4;
@@ -219,7 +239,7 @@ conv_pool_sigmoid_sum_kernel(const float* __restrict__ x, const float* __restric
         uint64_t* const empty = barriers + 2 * kSlots + stream * kSlots;
         const float* const mine = ring + stream * kSlots * kSlotFloats + channel_offset(q) + 4 * pixel;
         const float* const my_bias = shared_bias + 2 * q;
-        constexpr float kScale = -kLog2E / 16.0f;
+        constexpr float kScale = -kLog2E / (16.0f * kWeightScale);
 
         int slot = 0;
         uint32_t phase = 0;
@@ -263,28 +283,36 @@ conv_pool_sigmoid_sum_kernel(const float* __restrict__ x, const float* __restric
                 for (int i = 0; i < 12; ++i) s[2][i] = m[i] + (r0[i] + r1[i]);
             }
 
-            uint32_t high[kTaps][4], low[kTaps][4];
+            // Taps in pairs; the ninth stands alone: its two small products share an instruction.
+            uint32_t high[4][4], low[4][4], mixed[4], last[4];
 #pragma unroll
-            for (int tap = 0; tap < kTaps; ++tap) {
+            for (int tap = 0; tap < 8; ++tap) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const float value = s[tap / 3][i * 3 + tap % 3];
-                    high[tap][i] = to_tf32(value);
-                    low[tap][i] = to_tf32(value - __uint_as_float(high[tap][i]));
+                for (int i = 0; i < 2; ++i) {
+                    split(s[tap / 3][i * 3 + tap % 3], s[tap / 3][(2 + i) * 3 + tap % 3],
+                          high[tap / 2][(tap % 2) * 2 + i], low[tap / 2][(tap % 2) * 2 + i]);
                 }
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                split(s[2][i * 3 + 2], s[2][(2 + i) * 3 + 2], last[i], mixed[i]);
+                mixed[2 + i] = last[i];
+                last[2 + i] = 0u;
             }
 
             __syncwarp();
             begin_products();
 #pragma unroll
-            for (int tap = 0; tap < kTaps; ++tap) {
-                multiply(d, low[tap], high_b + tap * (2 * kOut * 16 / 16), tap > 0 ? 1 : 0);
-                multiply(d, high[tap], low_b + tap * (2 * kOut * 16 / 16), 1);
+            for (int pair = 0; pair < 4; ++pair) {
+                multiply(d, low[pair], high_b + pair * kPairStep, pair > 0 ? 1 : 0);
+                multiply(d, high[pair], low_b + pair * kPairStep, 1);
             }
+            multiply(d, mixed, high_b + 4 * kPairStep, 1);  // low * high + high * low
 #pragma unroll
-            for (int tap = 0; tap < kTaps; ++tap) {
-                multiply(d, high[tap], high_b + tap * (2 * kOut * 16 / 16), 1);
+            for (int pair = 0; pair < 4; ++pair) {
+                multiply(d, high[pair], high_b + pair * kPairStep, 1);
             }
+            multiply(d, last, high_b + 4 * kPairStep, 1);   // high * high + 0
             commit_products();
             wait_products<0>(d);
 

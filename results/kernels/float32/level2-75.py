@@ -21,9 +21,16 @@ constexpr int kClusterTilesM = kRows / 256;     // 4
 constexpr int kClusterTiles = kClusterTilesM * kTilesN;  // 256
 constexpr int kStages = 3;
 constexpr int kStageBytes = 2 * kPair;          // 65536
-constexpr int kShared = kStages * kStageBytes + 1024;
+constexpr int kRowBytes = kDepth * 4;           // 32768, one row of W
+constexpr int kShared = kStages * kStageBytes + kRowBytes + 1024;
+constexpr int kSplitters = 96;                  // threads that split W beside the products
 // tune: kStretch in (4, 8)
 constexpr int kStretch = 4;                     // stages between two plain additions
+// tune: kFirst in (17, 20, 24)
+constexpr int kFirst = 17;                      // column tiles of W split before the products begin
+// tune: kPause in (0, 2000)
+constexpr int kPause = 0;                       // nanoseconds between two rows split beside the products
+constexpr int kNext = kTilesN;                  // place of the queue's counter behind those of the tiles
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -57,6 +64,20 @@ __device__ __forceinline__ void arrive_at(uint64_t* barrier, int rank) {
         "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
         "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank)
         : "memory");
+}
+
+// Plain writes become visible to bulk copies, and the other way round.
+__device__ __forceinline__ void fence_proxies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ __forceinline__ int read_acquire(const int* from) {
+    int value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+__device__ __forceinline__ void add_release(int* to, int value) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+__device__ __forceinline__ void sync_splitters() {
+    asm volatile("bar.sync 1, %0;" ::"n"(kSplitters) : "memory");
 }
 
 // Descriptor of K-major lines of 128 bytes, 128-byte swizzle: eight lines are 1024 bytes.
@@ -114,12 +135,33 @@ __device__ __forceinline__ void split_two(float a, float b, uint32_t& hi, uint32
     hi = *reinterpret_cast<const uint32_t*>(&h);
     lo = *reinterpret_cast<const uint32_t*>(&l);
 }
+__device__ __forceinline__ float largest_of(float4 v) {
+    return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+}
+// Exponent field of the power of two that brings the largest magnitude to [2^13, 2^14).
+__device__ __forceinline__ int scale_exponent(float largest) {
+    const int exponent = 267 - ((__float_as_int(largest) >> 23) & 0xff);
+    return min(max(exponent, 1), 253);
+}
+// Eight values, scaled and split, to their places in the tile's pieces.
+__device__ __forceinline__ void write_chunk(uint8_t* tile_line, int chunk, int line, float4 a, float4 b, float scale) {
+    uint4 hi, lo;
+    split_two(a.x * scale, a.y * scale, hi.x, lo.x);
+    split_two(a.z * scale, a.w * scale, hi.y, lo.y);
+    split_two(b.x * scale, b.y * scale, hi.z, lo.z);
+    split_two(b.z * scale, b.w * scale, hi.w, lo.w);
+    uint8_t* place = tile_line + static_cast<size_t>(chunk / 8) * kPair + (((chunk % 8) ^ (line % 8)) * 16);
+    *reinterpret_cast<uint4*>(place) = hi;
+    *reinterpret_cast<uint4*>(place + kPiece) = lo;
+}
 
-// One block a row of x or of W, from the last to the first: W, then x.
+// One block a row of x or of the first kFirst tiles of W, from the last to the first: W, then x.
+// The first block also sets the counters of the product kernel.
 __global__ void __launch_bounds__(256) split_kernel(const float* __restrict__ x, const float* __restrict__ w,
                                                     uint8_t* __restrict__ x_pieces, uint8_t* __restrict__ w_pieces,
-                                                    float* __restrict__ inverse_x, float* __restrict__ inverse_w) {
-    int row = kRows + kFeatures - 1 - static_cast<int>(blockIdx.x);
+                                                    float* __restrict__ inverse_x, float* __restrict__ inverse_w,
+                                                    int* __restrict__ counters) {
+    int row = kRows + kFirst * 128 - 1 - static_cast<int>(blockIdx.x);
     const float* from = x;
     uint8_t* to = x_pieces;
     float* inverse = inverse_x;
@@ -129,6 +171,7 @@ __global__ void __launch_bounds__(256) split_kernel(const float* __restrict__ x,
     }
     const float4* from4 = reinterpret_cast<const float4*>(from + static_cast<size_t>(row) * kDepth);
     const int t = threadIdx.x;
+    if (blockIdx.x == 0 && t <= kNext) counters[t] = t == kNext ? kFirst * 128 : 0;
 
     float4 v[8];
 #pragma unroll
@@ -139,9 +182,7 @@ __global__ void __launch_bounds__(256) split_kernel(const float* __restrict__ x,
     }
     float largest = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v[i].x), fabsf(v[i].y)), fmaxf(fabsf(v[i].z), fabsf(v[i].w))));
-    }
+    for (int i = 0; i < 8; ++i) largest = fmaxf(largest, largest_of(v[i]));
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
@@ -153,37 +194,27 @@ __global__ void __launch_bounds__(256) split_kernel(const float* __restrict__ x,
 #pragma unroll
     for (int i = 1; i < 8; ++i) largest = fmaxf(largest, of_warp[i]);
 
-    // The power of two that brings the largest magnitude to [2^13, 2^14).
-    int exponent = 267 - ((__float_as_int(largest) >> 23) & 0xff);
-    exponent = min(max(exponent, 1), 253);
+    const int exponent = scale_exponent(largest);
     const float scale = __int_as_float(exponent << 23);
     if (t == 0) inverse[row] = __int_as_float((254 - exponent) << 23);
 
     const int line = row % 128;
     uint8_t* tile = to + static_cast<size_t>(row / 128) * kTilesK * kPair + line * 128;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int chunk = i * 256 + t;
-        const float4 a = v[2 * i], b = v[2 * i + 1];
-        uint4 hi, lo;
-        split_two(a.x * scale, a.y * scale, hi.x, lo.x);
-        split_two(a.z * scale, a.w * scale, hi.y, lo.y);
-        split_two(b.x * scale, b.y * scale, hi.z, lo.z);
-        split_two(b.z * scale, b.w * scale, hi.w, lo.w);
-        uint8_t* place = tile + static_cast<size_t>(chunk / 8) * kPair + (((chunk % 8) ^ (line % 8)) * 16);
-        *reinterpret_cast<uint4*>(place) = hi;
-        *reinterpret_cast<uint4*>(place + kPiece) = lo;
-    }
+    for (int i = 0; i < 4; ++i) write_chunk(tile, i * 256 + t, line, v[2 * i], v[2 * i + 1], scale);
 }
 
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
-product_kernel(const uint8_t* __restrict__ x_pieces, const uint8_t* __restrict__ w_pieces,
-               const float* __restrict__ inverse_x, const float* __restrict__ inverse_w,
+product_kernel(const uint8_t* __restrict__ x_pieces, const float* __restrict__ weight, uint8_t* w_pieces,
+               const float* __restrict__ inverse_x, float* inverse_w,
                const float* __restrict__ linear_bias, const float* __restrict__ gamma,
-               const float* __restrict__ beta, float* __restrict__ partial) {
+               const float* __restrict__ beta, float* __restrict__ partial, int* counters) {
     extern __shared__ uint8_t raw[];
     __shared__ alignas(8) uint64_t full[kStages];
     __shared__ alignas(8) uint64_t empty[kStages];
+    __shared__ alignas(8) uint64_t row_full;
+    __shared__ float of_warp[3];
+    __shared__ int claimed;
     uint8_t* stages = raw + ((1024u - (shared_address(raw) & 1023u)) & 1023u);
 
     auto cluster = cooperative_groups::this_cluster();
@@ -196,19 +227,24 @@ product_kernel(const uint8_t* __restrict__ x_pieces, const uint8_t* __restrict__
             start(&full[s], 1);
             start(&empty[s], 16);
         }
+        start(&row_full, 1);
         show_started();
     }
     cluster.sync();
 
     const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), 0);
     if (group == 0) {
-        give_up_registers<40>();
+        give_up_registers<72>();
         if (threadIdx.x == 0) {
             int s = 0;
             uint32_t parity = 0;
             for (int tile = first; tile < kClusterTiles; tile += step) {
                 const int tile_m = tile % kClusterTilesM * 2 + rank;
                 const int tile_n = tile / kClusterTilesM;
+                if (tile_n >= kFirst) {  // split beside the products: wait for its 128 rows
+                    while (read_acquire(counters + tile_n) < 128) __nanosleep(100);
+                    fence_proxies();
+                }
                 const uint8_t* a = x_pieces + static_cast<size_t>(tile_m) * kTilesK * kPair;
                 const uint8_t* b = w_pieces + static_cast<size_t>(tile_n) * kTilesK * kPair + rank * kPiece;
                 for (int k = 0; k < kTilesK; ++k) {
@@ -222,10 +258,58 @@ product_kernel(const uint8_t* __restrict__ x_pieces, const uint8_t* __restrict__
                     if (++s == kStages) s = 0, parity ^= 1;
                 }
             }
+        } else if (threadIdx.x >= 32) {
+            // Three warps split the rows of W that later tiles need, in their order, one row at a time.
+            const int t = static_cast<int>(threadIdx.x) - 32;
+            float4* row4 = reinterpret_cast<float4*>(stages + kStages * kStageBytes);
+            uint32_t parity = 0;
+            while (true) {
+                if (t == 0) {
+                    const int next = atomicAdd(counters + kNext, 1);
+                    claimed = next;
+                    if (next < kFeatures) {
+                        arrive_and_expect(&row_full, kRowBytes);
+                        bulk_load(row4, weight + static_cast<size_t>(next) * kDepth, kRowBytes, &row_full);
+                    }
+                }
+                sync_splitters();
+                const int row = claimed;
+                if (row >= kFeatures) break;
+                wait(&row_full, parity);
+                parity ^= 1;
+
+                float largest = 0.0f;
+#pragma unroll 4
+                for (int i = t; i < kDepth / 4; i += kSplitters) largest = fmaxf(largest, largest_of(row4[i]));
+#pragma unroll
+                for (int offset = 16; offset > 0; offset /= 2) {
+                    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+                }
+                if (t % 32 == 0) of_warp[t / 32] = largest;
+                sync_splitters();
+                largest = fmaxf(fmaxf(of_warp[0], of_warp[1]), of_warp[2]);
+
+                const int exponent = scale_exponent(largest);
+                const float scale = __int_as_float(exponent << 23);
+                if (t == 0) inverse_w[row] = __int_as_float((254 - exponent) << 23);
+                const int line = row % 128;
+                uint8_t* tile_line = w_pieces + static_cast<size_t>(row / 128) * kTilesK * kPair + line * 128;
+#pragma unroll 2
+                for (int chunk = t; chunk < kDepth / 8; chunk += kSplitters) {
+                    write_chunk(tile_line, chunk, line, row4[2 * chunk], row4[2 * chunk + 1], scale);
+                }
+                __threadfence();
+                fence_proxies();
+                sync_splitters();  // all has been written, and the row's buffer is free
+                if (t == 0) {
+                    add_release(counters + row / 128, 1);
+                    if (kPause > 0) __nanosleep(kPause);
+                }
+            }
         }
         __syncwarp();
     } else {
-        take_registers<232>();
+        take_registers<216>();
         const int w = group - 1;
         const int lane = threadIdx.x % 32;
         const int warp = threadIdx.x % 128 / 32;
@@ -287,7 +371,8 @@ product_kernel(const uint8_t* __restrict__ x_pieces, const uint8_t* __restrict__
                 float v0[4], v1[4];
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-                    const float2 by = __ldg(reinterpret_cast<const float2*>(inverse_w + column + 8 * h));
+                    // Written while this kernel runs, so read through L2.
+                    const float2 by = __ldcg(reinterpret_cast<const float2*>(inverse_w + column + 8 * h));
                     const float2 plus = __ldg(reinterpret_cast<const float2*>(linear_bias + column + 8 * h));
                     const int at = 8 * q + 4 * h;
                     v0[2 * h] = sum[at] * by.x * scale0 + plus.x;
@@ -372,7 +457,7 @@ __global__ void __launch_bounds__(256) finish_kernel(const float* __restrict__ p
 
 extern "C" int64_t scratch_bytes() {
     return static_cast<int64_t>(kRows / 128 + kTilesN) * kTilesK * kPair +
-           static_cast<int64_t>(kRows + kFeatures + kTilesN * kRows) * 4;
+           static_cast<int64_t>(kRows + kFeatures + kTilesN * kRows) * 4 + 1024;
 }
 
 extern "C" int gemm_norm_min(const float* x, const float* weight, const float* linear_bias, const float* gamma,
@@ -395,10 +480,12 @@ extern "C" int gemm_norm_min(const float* x, const float* weight, const float* l
     float* inverse_x = reinterpret_cast<float*>(w_pieces + static_cast<size_t>(kTilesN) * kTilesK * kPair);
     float* inverse_w = inverse_x + kRows;
     float* partial = inverse_w + kFeatures;
+    int* counters = reinterpret_cast<int*>(partial + kTilesN * kRows);
 
-    split_kernel<<<kRows + kFeatures, 256, 0, stream>>>(x, weight, x_pieces, w_pieces, inverse_x, inverse_w);
-    product_kernel<<<blocks, 384, kShared, stream>>>(x_pieces, w_pieces, inverse_x, inverse_w, linear_bias, gamma,
-                                                     beta, partial);
+    split_kernel<<<kRows + kFirst * 128, 256, 0, stream>>>(x, weight, x_pieces, w_pieces, inverse_x, inverse_w,
+                                                           counters);
+    product_kernel<<<blocks, 384, kShared, stream>>>(x_pieces, weight, w_pieces, inverse_x, inverse_w, linear_bias,
+                                                     gamma, beta, partial, counters);
     finish_kernel<<<dim3(kRows / 128, kFeatures / 128), 256, 0, stream>>>(partial, bias, out);
     return static_cast<int>(cudaGetLastError());
 }

@@ -39,9 +39,11 @@ __device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t by
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
+// Without cluster scope: what passes through these barriers are TMA's writes (counted by the barrier) and finished
+// reads of the tensor cores, so that no fence is needed.
 __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
     asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
 __device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
@@ -58,7 +60,7 @@ __device__ __forceinline__ void load_for_all(void* to, const void* from, uint32_
 __device__ __forceinline__ void arrive_at(uint64_t* barrier, int rank) {
     asm volatile(
         "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank)
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank)
         : "memory");
 }
 __device__ __forceinline__ void cluster_sync() {
@@ -199,13 +201,11 @@ __global__ void __launch_bounds__(256) split_rows(const float* __restrict__ x, c
     }
 }
 
-// All warps of a warpgroup: the stage is no longer needed, for both blocks' producers.
+// All warps of a warpgroup: the stage is no longer needed, for both blocks' producers (lane r tells block r).
 __device__ __forceinline__ void release(uint64_t* barrier) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        arrive_at(barrier, 0);
-        arrive_at(barrier, 1);
-    }
+    const int lane = threadIdx.x % 32;
+    if (lane < 2) arrive_at(barrier, lane);
     __syncwarp();
 }
 
@@ -268,6 +268,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
         const uint32_t base = shared_address(stages);
         const uint32_t a_step0 = base + my_line * kLine + ((lane / 16) ^ turn) * 16;
         const uint32_t a_step1 = base + my_line * kLine + ((2 + lane / 16) ^ turn) * 16;
+        // The first warpgroup tells the second in the middle of a tile's first stage that it may start.
+        const int signal = group == 1 ? 0 : -1;
 
         int s = 0;
         uint32_t parity = 0;
@@ -285,10 +287,14 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
 #pragma unroll
             for (int i = 0; i < 32; ++i) d1[i] = 0.0f;
 
+            // Half a stage apart, so that one warpgroup's products cover the other's change of stage.
+            if (group == 2) asm volatile("bar.sync 1, 256;" ::: "memory");
+            wait(&full[s], parity);
+
 #pragma unroll 1
             for (int chunk = 0; chunk < kChunks; ++chunk) {
+                // The stage is there: awaited before the loop or at the end of the chunk before.
                 const uint32_t offset = s * kStageBytes;
-                wait(&full[s], parity);
                 uint32_t a[2][2][4];
                 load_a(a[1][0], a_step0 + offset + kPieceA);
                 load_a(a[1][1], a_step1 + offset + kPieceA);
@@ -297,23 +303,26 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
                 const uint64_t b = describe_lines(base + offset + kBytesA, kTileN);
 
                 issue<0>(d0, a, b);
+                if (chunk > 0) release(&empty[static_cast<unsigned>(s + kStages - 1) % kStages]);
                 add_to(sum[3], d1);  // of the stage before; zeros at first
                 issue<1>(d1, a, b);
                 wait_products<1>(d0);
                 add_to(sum[0], d0);
                 issue<2>(d0, a, b);
+                if (chunk == signal) asm volatile("bar.arrive 1, 256;" ::: "memory");
                 wait_products<1>(d1);
                 add_to(sum[1], d1);
                 issue<3>(d1, a, b);
                 wait_products<1>(d0);
                 add_to(sum[2], d0);
-                wait_products<0>(d1);
-                release(&empty[s]);
                 if (++s == kStages) {
                     s = 0;
                     parity ^= 1u;
                 }
+                if (chunk + 1 < kChunks) wait(&full[s], parity);  // while the last quarter runs
+                wait_products<0>(d1);
             }
+            release(&empty[static_cast<unsigned>(s + kStages - 1) % kStages]);
             add_to(sum[3], d1);
 
             const int mt = tile % kPairsM * 2 + rank, nt = tile / kPairsM;
@@ -374,7 +383,7 @@ SOURCE = SOURCE.replace("@OPERANDS@", ", ".join(f'"+f"(d[{i}])' for i in range(3
 
 library = ctypes.CDLL(
     load_inline(
-        name="linear_activations_split_fp16",
+        name="linear_activations_split_fp16_handover",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],

@@ -37,11 +37,12 @@ __device__ __forceinline__ void show_started() { asm volatile("fence.mbarrier_in
 __device__ __forceinline__ void arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-// At the barrier of the same place in block `cta` of the cluster.
+// At the barrier of the same place in block `cta` of the cluster. No release at cluster scope: what it tells is that
+// products have finished reading, and nothing was written.
 __device__ __forceinline__ void arrive_at(uint64_t* barrier, uint32_t cta) {
     asm volatile(
         "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)), "r"(cta)
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier)), "r"(cta)
         : "memory");
 }
 __device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
@@ -50,7 +51,7 @@ __device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t by
 }
 __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
     asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
 __device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
@@ -74,9 +75,8 @@ __device__ __forceinline__ uint32_t cluster_rank() {
     return rank;
 }
 
-// K-major operand without swizzle: panels of 16 bytes, `lines` lines each.
-__device__ __forceinline__ uint64_t k_major(uint32_t tile, int lines, int byte) {
-    const uint32_t at = tile + byte / 16 * lines * 16;
+// K-major operand without swizzle: panels of 16 bytes, `lines` lines each. Adding n moves it on by 16 n bytes.
+__device__ __forceinline__ uint64_t k_major(uint32_t at, int lines) {
     const uint32_t leading = lines * 16, stride = 128;
     return (at & 0x3ffff) >> 4 | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32;
 }
@@ -139,34 +139,35 @@ __device__ __forceinline__ float warp_max(float m) {
 
 // ---------------------------------------------------------------- the products
 
+// A step is a chunk of KC channels at one position with all KH kernel rows.
 template <int NT, int KC, int KH, int WQ, int POS, int C, int COUT, int OH, int OW, int LPI, int AS, int BS, bool PAIRS,
           bool RELU, bool MFAST>
 struct Shape {
     static constexpr int kNT = NT, kKC = KC, kKH = KH, kWQ = WQ, kPos = POS, kC = C, kCout = COUT, kOH = OH, kOW = OW;
     static constexpr int kLPI = LPI, kAS = AS, kBS = BS;  // lines an image, stages
     static constexpr bool kPairs = PAIRS, kRelu = RELU, kMFast = MFAST;
-    static constexpr int kChunks = C / KC, kPanels = KC / 8, kSteps = POS * kChunks * KH;
+    static constexpr int kChunks = C / KC, kPanels = KC / 8, kSteps = POS * kChunks;
     static constexpr int kHalo = (KH - 1) * WQ, kLines = 128 + kHalo;
     static constexpr int kAPiece = kPanels * kLines * 16, kABytes = 2 * kAPiece;
-    static constexpr int kBPiece = KC * NT * 2, kBBytes = 2 * kBPiece;
+    static constexpr int kBHalves = KH * KC * NT, kBPiece = kBHalves * 2, kBBytes = 2 * kBPiece;
     static constexpr int kNTiles = (COUT + NT - 1) / NT;
     static constexpr int kSmem = AS * kABytes + BS * kBBytes;
     static_assert(C % KC == 0 && KC % 16 == 0, "chunks");
     static_assert(kSmem + 512 <= 227 * 1024, "shared memory");
 };
 
-using Conv1 = Shape<96, 48, 3, 28, 4, 48, 96, 55, 55, 57 * 28, 3, 6, true, true, false>;
-using Conv2 = Shape<128, 48, 5, 14, 7, 96, 256, 27, 27, 29 * 14, 2, 6, true, true, false>;
-using Conv3 = Shape<128, 64, 3, 7, 4, 256, 384, 13, 13, 14 * 7, 2, 4, true, true, false>;
-using Conv4 = Shape<128, 64, 3, 7, 4, 384, 384, 13, 13, 14 * 7, 2, 4, true, true, false>;
-using Conv5 = Shape<128, 64, 3, 7, 4, 384, 256, 13, 13, 14 * 7, 2, 4, true, true, false>;
+using Conv1 = Shape<96, 48, 3, 28, 4, 48, 96, 55, 55, 57 * 28, 3, 2, true, true, false>;
+using Conv2 = Shape<128, 32, 5, 14, 7, 96, 256, 27, 27, 29 * 14, 2, 2, true, true, false>;
+using Conv3 = Shape<128, 32, 3, 7, 4, 256, 384, 13, 13, 14 * 7, 4, 3, true, true, false>;
+using Conv4 = Shape<128, 32, 3, 7, 4, 384, 384, 13, 13, 14 * 7, 4, 3, true, true, false>;
+using Conv5 = Shape<128, 32, 3, 7, 4, 384, 256, 13, 13, 14 * 7, 4, 3, true, true, false>;
 using Fc1 = Shape<128, 64, 1, 1, 1, 9216, 4096, 1, 1, 1, 3, 3, false, true, true>;
 using Fc2 = Shape<128, 64, 1, 1, 1, 4096, 4096, 1, 1, 1, 3, 3, false, true, true>;
 using Fc3 = Shape<128, 64, 1, 1, 1, 4096, 1000, 1, 1, 1, 3, 3, false, false, true>;
 
 struct Args {
     const __half* a;       // [piece][position][channel / 8][lines][8]
-    const __half* b;       // [tile of n][step][piece][panel][n][8]
+    const __half* b;       // [tile of n][step][piece][kh][panel][n][8]
     const float* bias;
     const float* inverse;  // of the weights' scale, for each output channel
     const int* max_in;     // for each image, bits
@@ -230,15 +231,14 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) product_kern
             uint32_t parity = 0;
             for (int tile = cluster; tile < tiles; tile += clusters) {
                 const int nt = S::kMFast ? tile / args.pairs : tile % S::kNTiles;
-                const __half* from =
-                    args.b + (static_cast<int64_t>(nt) * S::kSteps * 2 + rank) * (S::kKC * S::kNT);
+                const __half* from = args.b + (static_cast<int64_t>(nt) * S::kSteps * 2 + rank) * S::kBHalves;
 #pragma unroll 1
                 for (int step = 0; step < S::kSteps; ++step) {
                     wait(&empty_b[s], parity ^ 1);
                     arrive_and_expect(&full_b[s], S::kBBytes);
                     bulk_load_to_all(shared_b + s * S::kBBytes + rank * S::kBPiece, from, S::kBPiece, &full_b[s],
                                      static_cast<uint16_t>(3));
-                    from += 2 * S::kKC * S::kNT;
+                    from += 2 * S::kBHalves;
                     if (++s == S::kBS) s = 0, parity ^= 1;
                 }
             }
@@ -269,54 +269,64 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) product_kern
             for (int pos = 0; pos < S::kPos; ++pos) {
 #pragma unroll 1
                 for (int chunk = 0; chunk < S::kChunks; ++chunk) {
+                    const uint64_t a_high = k_major(a_start + sa * S::kABytes, S::kLines);
+                    const uint64_t a_low = a_high + S::kAPiece / 16;
+                    const uint64_t b_high = k_major(b_start + sb * S::kBBytes, S::kNT);
+                    const uint64_t b_low = b_high + S::kBPiece / 16;
                     wait(&full_a[sa], pa);
-#pragma unroll 1
+                    wait(&full_b[sb], pb);
+                    meet(1 + wg, 256);
+                    begin_products();
+                    // The small products first: their sum loses nothing to the large one's rounding.
+#pragma unroll
                     for (int kh = 0; kh < S::kKH; ++kh) {
-                        wait(&full_b[sb], pb);
-                        const uint32_t a_high = a_start + sa * S::kABytes + kh * S::kWQ * 16;
-                        const uint32_t a_low = a_high + S::kAPiece;
-                        const uint32_t b_high = b_start + sb * S::kBBytes;
-                        const uint32_t b_low = b_high + S::kBPiece;
-                        meet(1 + wg, 256);
-                        begin_products();
 #pragma unroll
                         for (int k = 0; k < S::kKC / 16; ++k)
-                            multiply(d, k_major(a_low, S::kLines, k * 32), k_major(b_high, S::kNT, k * 32), k > 0);
+                            multiply(d, a_low + (kh * S::kWQ + k * 2 * S::kLines),
+                                     b_high + (kh * S::kPanels + k * 2) * S::kNT, kh + k > 0);
+                    }
+#pragma unroll
+                    for (int kh = 0; kh < S::kKH; ++kh) {
 #pragma unroll
                         for (int k = 0; k < S::kKC / 16; ++k)
-                            multiply(d, k_major(a_high, S::kLines, k * 32), k_major(b_low, S::kNT, k * 32), 1);
+                            multiply(d, a_high + (kh * S::kWQ + k * 2 * S::kLines),
+                                     b_low + (kh * S::kPanels + k * 2) * S::kNT, 1);
+                    }
+#pragma unroll
+                    for (int kh = 0; kh < S::kKH; ++kh) {
 #pragma unroll
                         for (int k = 0; k < S::kKC / 16; ++k)
-                            multiply(d, k_major(a_high, S::kLines, k * 32), k_major(b_high, S::kNT, k * 32), 1);
-                        commit_products();
-                        meet_without_waiting(2 - wg, 256);
-                        wait_products<0>(d);
-                        __syncwarp();
-                        if (lane == 0) {
-                            arrive_at(&empty_b[sb], 0);
-                            arrive_at(&empty_b[sb], 1);
-                        }
-                        if (++sb == S::kBS) sb = 0, pb ^= 1;
-                        if constexpr (S::kPairs) {
-                            if (pos != 3 && pos != 6) {
-#pragma unroll
-                                for (int i = 0; i < kAcc; ++i) s0[i] += d[i];
-                            }
-                            if (pos == 2) {
-#pragma unroll
-                                for (int i = 0; i < kAcc; ++i) s1[i] -= d[i];
-                            } else if (pos != 0 && pos != 4) {
-#pragma unroll
-                                for (int i = 0; i < kAcc; ++i) s1[i] += d[i];
-                            }
-                        } else {
+                            multiply(d, a_high + (kh * S::kWQ + k * 2 * S::kLines),
+                                     b_high + (kh * S::kPanels + k * 2) * S::kNT, 1);
+                    }
+                    commit_products();
+                    meet_without_waiting(2 - wg, 256);
+                    wait_products<0>(d);
+                    __syncwarp();
+                    if (lane == 0) {
+                        arrive_at(&empty_b[sb], 0);
+                        arrive_at(&empty_b[sb], 1);
+                        arrive(&empty_a[sa]);
+                    }
+                    if (++sb == S::kBS) sb = 0, pb ^= 1;
+                    if (++sa == S::kAS) sa = 0, pa ^= 1;
+                    if constexpr (S::kPairs) {
+                        if (pos != 3 && pos != 6) {
 #pragma unroll
                             for (int i = 0; i < kAcc; ++i) s0[i] += d[i];
                         }
+                        if (pos == 2) {
+#pragma unroll
+                            for (int i = 0; i < kAcc; ++i) s1[i] -= d[i];
+                        } else if (pos != 0 && pos != 4) {
+#pragma unroll
+                            for (int i = 0; i < kAcc; ++i) s1[i] += d[i];
+                        }
+                    } else {
+#pragma unroll
+                        for (int i = 0; i < kAcc; ++i) s0[i] += d[i];
                     }
                     __syncwarp();
-                    if (lane == 0) arrive(&empty_a[sa]);
-                    if (++sa == S::kAS) sa = 0, pa ^= 1;
                 }
             }
 
@@ -424,9 +434,9 @@ __global__ void pack_conv_kernel(const float* __restrict__ weight, __half* __res
     const float scale = scale_of(__float_as_int(m));
     if (threadIdx.x == 0) inverse[n] = inverse_scale_of(__float_as_int(m));
     const int nt = n / S::kNT, in_tile = n % S::kNT;
-    for (int i = threadIdx.x; i < S::kSteps * S::kPanels; i += 256) {
-        const int panel = i % S::kPanels, step = i / S::kPanels;
-        const int kh = step % S::kKH, chunk = step / S::kKH % S::kChunks, pos = step / (S::kKH * S::kChunks);
+    for (int i = threadIdx.x; i < S::kSteps * S::kKH * S::kPanels; i += 256) {
+        const int panel = i % S::kPanels, kh = i / S::kPanels % S::kKH, step = i / (S::kPanels * S::kKH);
+        const int chunk = step % S::kChunks, pos = step / S::kChunks;
         float v[8];
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
@@ -449,9 +459,9 @@ __global__ void pack_conv_kernel(const float* __restrict__ weight, __half* __res
             }
             v[e] = value;
         }
-        __half* high = packed + (static_cast<int64_t>(nt) * S::kSteps + step) * 2 * (S::kKC * S::kNT) +
-                       (panel * S::kNT + in_tile) * 8;
-        store_split(v, scale, high, high + S::kKC * S::kNT);
+        __half* high = packed + (static_cast<int64_t>(nt) * S::kSteps + step) * 2 * S::kBHalves +
+                       ((kh * S::kPanels + panel) * S::kNT + in_tile) * 8;
+        store_split(v, scale, high, high + S::kBHalves);
     }
 }
 
@@ -487,9 +497,9 @@ __global__ void pack_linear_kernel(const float* __restrict__ weight, __half* __r
         const float4 x = row[2 * i], y = row[2 * i + 1];
         const float v[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
         const int step = i / S::kPanels, panel = i % S::kPanels;
-        __half* high = packed + (static_cast<int64_t>(nt) * S::kSteps + step) * 2 * (S::kKC * S::kNT) +
+        __half* high = packed + (static_cast<int64_t>(nt) * S::kSteps + step) * 2 * S::kBHalves +
                        (panel * S::kNT + in_tile) * 8;
-        store_split(v, scale, high, high + S::kKC * S::kNT);
+        store_split(v, scale, high, high + S::kBHalves);
     }
 }
 
@@ -783,7 +793,7 @@ extern "C" int alexnet(void** p, int64_t batch64, int64_t sms64, void* stream_po
 
 library = ctypes.CDLL(
     load_inline(
-        name="alexnet_split_products",
+        name="alexnet_split_products_long_turns",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a"],
@@ -795,13 +805,13 @@ alexnet = library.alexnet
 alexnet.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
 alexnet.restype = ctypes.c_int
 
-# Halves of the packed weights: tiles of n * steps * 2 pieces * (k of a step) * (n of a tile).
+# Halves of the packed weights: tiles of n * steps * 2 pieces * (kernel rows * k of a chunk) * (n of a tile).
 PACKED = [
-    1 * 12 * 2 * 48 * 96,
-    2 * 70 * 2 * 48 * 128,
-    3 * 48 * 2 * 64 * 128,
-    3 * 72 * 2 * 64 * 128,
-    2 * 72 * 2 * 64 * 128,
+    1 * 4 * 2 * (3 * 48) * 96,
+    2 * 21 * 2 * (5 * 32) * 128,
+    3 * 32 * 2 * (3 * 32) * 128,
+    3 * 48 * 2 * (3 * 32) * 128,
+    2 * 48 * 2 * (3 * 32) * 128,
     32 * 144 * 2 * 64 * 128,
     32 * 64 * 2 * 64 * 128,
     8 * 64 * 2 * 64 * 128,
