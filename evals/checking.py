@@ -192,6 +192,10 @@ NOT_HANDED_OVER = (
 )
 
 
+DRAWING = {"random", "dropout"}
+"""Kinds of findings on a reference that draws in a call."""
+
+
 class _Reweighted:
     def __init__(self, subject: StatusSubject) -> None:
         self._subject = subject
@@ -212,7 +216,8 @@ def examine_problem(problem: Problem, settings: Settings) -> Examined:
         backend.release_memory()  # none of this problem is to count for the next one
     status = status_of(findings)
     kinds = dict.fromkeys(finding.kind for finding in findings if finding.weak)
-    return Examined(status.status, (*status.why, *lint_source(problem.source)), tuple(kinds))
+    warnings = lint_source(problem.source, draws=bool(kinds.keys() & DRAWING))
+    return Examined(status.status, (*status.why, *warnings), tuple(kinds))
 
 
 def _findings(problem: Problem, backend: CpuBackend) -> list[Finding]:
@@ -221,7 +226,7 @@ def _findings(problem: Problem, backend: CpuBackend) -> list[Finding]:
         with reference.subject() as subject:
             reweighted = _Reweighted(subject) if reference.changing else None
             findings = examine(subject, tolerance_of(problem, backend.settings.accuracy), reweighted)
-        if {"random", "dropout"} & {finding.kind for finding in findings}:
+        if DRAWING & {finding.kind for finding in findings}:
             _ = reference.is_random  # raises where no seed makes it draw the same
         return findings + _handed_over(reference, problem)
 

@@ -100,6 +100,12 @@ def test_what_no_seed_has_answer_alike_is_refused():
 def test_a_problem_that_drops_values_is_checked_as_weak_and_not_refused():
     found = examine_problem(problem(DROPPING), QUICK)
     assert found.status == "weak" and "dropout" in found.kinds
+    assert found.why[-1].startswith("line 12: drops values at random")
+
+
+def test_whether_a_dropout_is_in_training_mode_is_asked_of_the_process():
+    found = examine_problem(problem("return F.dropout(self.inner(x), 0.3, self.inner.eval().training)"), QUICK)
+    assert found.kinds == () and found.why == ()
 
 
 def test_a_reference_that_does_not_draw_is_never_seeded(scaled_rows):
