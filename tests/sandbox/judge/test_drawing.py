@@ -105,7 +105,7 @@ def test_a_problem_that_drops_values_is_checked_as_weak_and_not_refused():
 
 def test_whether_a_dropout_is_in_training_mode_is_asked_of_the_process():
     found = examine_problem(problem("return F.dropout(self.inner(x), 0.3, self.inner.eval().training)"), QUICK)
-    assert found.kinds == () and found.why == ()
+    assert not {"random", "dropout"} & {*found.kinds} and not any("line 12" in one for one in found.why)
 
 
 def test_a_reference_that_does_not_draw_is_never_seeded(scaled_rows):
