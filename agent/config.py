@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
+from kernelwright.agent.compat import provider_options
 from kernelwright.problems.problem import Record
 from kernelwright.prompts import Target
 
@@ -82,11 +83,8 @@ class ProviderOptions(Record):
     @model_validator(mode="before")
     @classmethod
     def _read(cls, raw: Any) -> Any:
-        """Read plain options too, and those of older runs: one record with the options of all kinds."""
         raw = raw.model_dump() if isinstance(raw, ProviderOptions) else raw
-        if isinstance(raw, dict) and isinstance(server := raw.get("server"), dict):
-            return {name: value for name, value in (server | raw).items() if name in cls.model_fields}
-        return raw
+        return provider_options(raw, cls.model_fields)
 
 
 class ServerOptions(ProviderOptions):

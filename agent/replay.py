@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.agent.briefs import BriefMaker, sheet_in
+from kernelwright.agent.compat import is_complete_text
 from kernelwright.agent.engine import Decider, PreparedAsk, asked_again, extracted, noted, replies_of
 from kernelwright.agent.log import events
-from kernelwright.agent.log.records import SectionSpan
 from kernelwright.agent.log.store import RunLog, Setting
 from kernelwright.agent.log.view import View
 from kernelwright.agent.steering import IdeaStatistics, load_prices
@@ -108,7 +108,7 @@ class _Player:
 
     def asked(self, body: events.Asked, view: View) -> tuple[events.Asked, list[str]]:
         prompt, config = self.recorded.prompt(body.prompt), view.config
-        is_old = any(isinstance(one, SectionSpan) for one in body.prompt.sections)
+        is_old = is_complete_text(body.prompt.sections)
         texts = [prompt.text] if is_old else [section.text for section in prompt.sections]
         if body.decision is None or config is None:
             return body, texts

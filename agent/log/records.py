@@ -8,6 +8,7 @@ from typing import Annotated, Self, TypeVar
 
 from pydantic import BeforeValidator, Field
 
+from kernelwright.agent.compat import SectionSpan
 from kernelwright.agent.replies import NotExtracted
 from kernelwright.problems.languages import LanguageName
 from kernelwright.problems.problem import Record
@@ -22,15 +23,6 @@ class SectionDigest(Record):
     name: str
     stable: bool
     digest: str
-
-
-class SectionSpan(Record):
-    """A section in the log of an older run: offsets in the complete text, which that log holds."""
-
-    name: str
-    stable: bool
-    start: int
-    end: int
 
 
 class PromptOutline(Record):

@@ -28,9 +28,10 @@ from weakref import WeakSet
 
 from pydantic import AwareDatetime, JsonValue, TypeAdapter, ValidationError
 
+from kernelwright.agent.compat import READABLE, SectionSpan
 from kernelwright.agent.log import events
 from kernelwright.agent.log.events import Body, Event, RunLogError
-from kernelwright.agent.log.records import PromptOutline, Reply, SectionDigest, SectionSpan
+from kernelwright.agent.log.records import PromptOutline, Reply, SectionDigest
 from kernelwright.agent.log.view import View, fold
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record, first_fault
@@ -40,7 +41,6 @@ from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.errors import MachineError
 
 FORMAT = 2  # raised whenever a record that is stored changes so that older code cannot read it
-READABLE = (1, 2)  # 1: the texts of prompts are complete rather than by section
 HEADER, DATABASE, LOCK = "header.json", "run.db", "lock"
 
 

@@ -7,6 +7,7 @@ and finds the answers written meanwhile.
 
 from pathlib import Path
 
+from kernelwright.agent.compat import is_named_by_digest
 from kernelwright.agent.config import FilesOptions
 from kernelwright.agent.log.records import Ask, Reply, Request
 from kernelwright.agent.log.store import RunLog
@@ -28,7 +29,7 @@ class FilesProvider:
 
     async def complete(self, request: Request, ask: Ask, prompt: Prompt) -> Reply:
         """Read the answer in the folder. Raises `AnswerPending`, which names the missing ones."""
-        older = any((self.folder / f"{request.digest}{end}").is_file() for end in (TASK, ANSWER))
+        older = is_named_by_digest(self.folder, request.digest, (TASK, ANSWER))
         stem = request.digest if older else f"{safe_name(ask.problem)}-{request.digest[:16]}"
         answer = self.folder / f"{stem}{ANSWER}"
         try:

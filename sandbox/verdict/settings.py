@@ -3,7 +3,7 @@
 import os
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from kernelwright.problems.problem import Record
 from kernelwright.sandbox.machine import child_limit_bytes
@@ -119,15 +119,6 @@ class Settings(Record):
     """Whether what is right on a device is looked at by ncu too: the hardware's counters, as evidence."""
     without: tuple[Defence | str, ...] = ()
     """Defences and checks of the judge to do without, for trying what each of them stops; named in the evidence."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_written_before(cls, given: Any) -> Any:
-        """Records from before devices had names say `gpu`."""
-        if isinstance(given, dict) and isinstance(given.get("gpu"), bool):
-            given = dict(given)
-            given.setdefault("device", "cuda" if given.pop("gpu") else "cpu")
-        return given
 
     def at(self, effort: JudgingEffort) -> Self:
         return self.model_copy(update={"effort": effort} | AT_EFFORT[effort])
