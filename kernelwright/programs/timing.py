@@ -1,7 +1,9 @@
 """One process of a comparison: the user's own program is run once, its calls are timed on every side.
 
-`main ORDER OUT`: the order as JSON, and the file for the times. The judge's `Timing` asks jailed processes, and a
-user's program runs in its own, so `Sides.samples` takes the samples. Order of the sides and statistics are the judge's.
+`main ORDER OUT`: the order as JSON, and the file for the times. Order of the sides, pairing and statistics are the
+judge's. Only the loop in `Sides.samples` is not: a pair of the judge's `Timing` is a call of two jailed processes on
+values that it draws and whose outputs it compares. Here all sides are one module in one process that switches its
+kernels, and the inputs are those that the program gave.
 """
 
 import contextlib
@@ -28,15 +30,15 @@ from kernelwright.sandbox.correctness.compare import PLAIN, mismatch
 from kernelwright.sandbox.correctness.distance import measure
 from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.timing.baseline_facts import PLACEBO
-from kernelwright.sandbox.timing.paired import BACKWARDS
+from kernelwright.sandbox.timing.paired import BACKWARDS, PAIRS_A_WORKER
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED
 
 SEED = 0
 MOST_CALLS = 8
 """Calls of different kinds; those beyond are like some of these in most programs."""
 WARM_UP = 3
-PAIRS, MOST_PAIRS, BUDGET_S = 4, 20, 8.0
-"""Samples of each side in a process: at least, at most, and for how long more are taken."""
+MOST_PAIRS, BUDGET_S = 20, 8.0
+"""Most samples of each side in a process; after this time no more are taken, but always those of a worker pair."""
 
 
 def main(asked: str, out: str) -> int:
@@ -254,9 +256,10 @@ class Sides:
             start = time.monotonic()
             while len(found[KERNELS]) < MOST_PAIRS:
                 count = len(found[KERNELS])
-                if count >= PAIRS and count % PAIRS == 0 and time.monotonic() - start > BUDGET_S:
+                turn = count % PAIRS_A_WORKER
+                if count and turn == 0 and time.monotonic() - start > BUDGET_S:
                     break
-                for name in self.names[::-1] if count % PAIRS in BACKWARDS else self.names:
+                for name in self.names[::-1] if turn in BACKWARDS else self.names:
                     found[name].append(self.sample_ms(name))
         finally:
             gc.enable()
