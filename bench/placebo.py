@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.measuring import NO_DEVICE, Kept, Report, chosen, is_in_time
+from kernelwright.evals.metrics import sign_test
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.problems.formats import SEPARATOR, read_collection
 from kernelwright.sandbox.jail.zygote import keep_freed_memory
@@ -299,7 +300,7 @@ def _span_lines(name: str, found: list[tuple[str, float]]) -> list[Line]:
         return [Line(f"{name}: no verdict", False)]
     low, high = _interval(found)
     mean = statistics.fmean(value for _, value in found)
-    p = sign_p([value for _, value in found])
+    p = sign_test(sum(value > 0 for _, value in found), sum(value < 0 for _, value in found))
     return [
         Line(
             f"{name}: {len(found)} verdicts, mean {math.exp(mean):.4f}, 95 % [{math.exp(low):.4f}, "
@@ -324,13 +325,6 @@ def _interval(found: list[tuple[str, float]]) -> tuple[float, float]:
     drawn = np.random.RandomState(0).randint(len(sums), size=(RESAMPLES, len(sums)))
     low, high = np.quantile(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), (0.025, 0.975))
     return float(low), float(high)
-
-
-def sign_p(values: list[float]) -> float:
-    """Return how likely so uneven signs are where neither is favoured, two-sided. Zeros do not count."""
-    above, below = sum(value > 0 for value in values), sum(value < 0 for value in values)
-    tail = sum(math.comb(above + below, k) for k in range(min(above, below) + 1)) / 2 ** (above + below)
-    return min(1.0, 2 * float(tail))
 
 
 def _position_lines(rows: list[dict[str, Any]]) -> list[Line]:

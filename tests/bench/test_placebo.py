@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.placebo import Placebo, error_lines, least, most, report, report_on_card, sign_p
+from bench.placebo import Placebo, error_lines, least, most, report, report_on_card
 
 
 @pytest.mark.parametrize(("count", "of", "share"), [(0, 299, 0.00997), (1, 100, 0.0466), (5, 200, 0.0519), (3, 3, 1.0)])
@@ -58,10 +58,6 @@ def test_a_planted_first_place_and_missing_positions_are_found():
     found = failing(first_place=1.03)
     assert found and all(line.startswith("position") for line in found)
     assert len(failing(positions=False)) == 1
-
-
-def test_the_sign_test_is_the_binomial_one():
-    assert sign_p([1.0] * 9 + [-1.0]) == pytest.approx(22 / 1024) and sign_p([0.0, 1.0, -1.0]) == 1.0
 
 
 def test_the_clocks_error_is_reported_by_method_and_by_the_nearest_length():
