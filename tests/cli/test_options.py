@@ -3,9 +3,7 @@
 import json
 
 import pytest
-import typer
 
-from kernelwright.cli import app
 from kernelwright.options import DeviceOptions, JudgingOptions, check_device, device_for, memory_size, size_for
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.verdict.errors import MachineError
@@ -17,18 +15,7 @@ from tests.support.servers import fake_reply
 pytestmark = pytest.mark.slow
 
 
-COMMAND = typer.main.get_command(app)
-CHECK = COMMAND.commands["problems"].commands["check"]
 WITHOUT_DEVICE = pytest.mark.skipif(driver.device_count() > 0, reason="this machine has a CUDA device")
-
-
-def told(command, option):
-    return next((one.help for one in command.params if option in one.opts), None)
-
-
-@pytest.mark.parametrize("option", ["--size", "--device", "--dtype", "--memory", "--threads", "--accuracy", "--jail"])
-def test_a_check_of_problems_tells_an_option_in_the_words_of_a_judging(option):
-    assert told(CHECK, option) == told(COMMAND.commands["judge"], option) is not None
 
 
 @pytest.mark.parametrize(

@@ -65,25 +65,6 @@ def test_problems_show_tells_what_baselines_took_on_this_machine(kernelwright, t
     assert (time["baseline"], time["median_ms"], time["samples"]) == ("eager", 2.5, 20)
 
 
-@pytest.mark.slow
-def test_problems_check_names_a_weak_problem_and_ends_with_1(kernelwright, tmp_path):
-    source = (
-        "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): return torch.softmax(x, 1).sum(1)\n"
-        "def get_inputs(): return [torch.randn(64, 64)]\ndef get_init_inputs(): return []\n"
-    )
-    (tmp_path / "weak.py").write_text(source)
-    done = kernelwright("problems", "check", "weak.py")
-    assert done.returncode == 1
-    assert "weak.py: weak; " in done.stdout and "other inputs" in done.stdout
-
-
-@pytest.mark.slow
-def test_problems_check_goes_on_after_a_broken_problem(kernelwright, tmp_path):
-    (tmp_path / "a.py").write_text("class Model: pass\n")
-    done = kernelwright("problems", "check", "a.py", "sum_rows", "--json")
-    assert [json.loads(line)["status"] for line in done.stdout.splitlines()] == ["broken", "ok"]
-
-
 def test_prompt_prints_the_prompt_and_counts_on_standard_error(kernelwright):
     done = kernelwright("prompt", "rms_norm", "--target", "cuda", "--device", "H200")
     assert done.returncode == 0, done.stderr
@@ -109,25 +90,6 @@ def test_problems_check_names_a_problem_that_a_collection_has_not(kernelwright, 
     done = kernelwright("problems", "check", "bench::level1/999")
     assert (done.returncode, done.stdout) == (2, "")
     assert "'level1/999'" in done.stderr and "level1/1" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("judge", "problem.py", "right.py", "--threads", "4096"),
-        ("score", "problem.py", "candidates", "--threads", "4096"),
-        ("models", "serve", "--threads", "4096"),
-    ],
-)
-def test_more_threads_than_cores_are_refused_with_what_is_possible(kernelwright, files, words):
-    (files / "candidates" / "problem").mkdir(parents=True)
-    (files / "right.py").rename(files / "candidates" / "problem" / "right.py")
-    (files / "right.py").write_text(RIGHT)
-    cores = len(os.sched_getaffinity(0))
-    done = kernelwright(*words)
-    assert done.returncode == 2, done.stderr
-    assert "--threads is 4096" in done.stderr and f"{cores} core" in done.stderr
-    assert f"give at most {cores}\n" in done.stderr
 
 
 def test_a_part_of_the_machine_takes_no_more_threads_than_it_has_cores(kernelwright, files):

@@ -10,7 +10,6 @@ import pytest
 
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
-from kernelwright.commands.judge import words
 from kernelwright.evals import tables
 from kernelwright.evals.formats.kernelbench import baseline_times
 from kernelwright.evals.formats.samples import row_of, write_kept
@@ -57,13 +56,6 @@ def test_the_others_are_told_behind_the_fastest_and_none_where_there_is_but_one(
     assert "torch.compile default: 1.50 " in timings(SEVERAL)
     assert "shipped 2.00, eager 4.00" in timings(SEVERAL)
     assert "other baselines" not in timings(ALONE)
-
-
-def test_the_words_of_judge_name_the_fastest():
-    first = words(report(SEVERAL)).splitlines()[0]
-    assert first.startswith("passed: 1.50 x [1.50, 1.50]") and "torch.compile default" in first and ORDER.search(first)
-    alone = words(report(ALONE))
-    assert alone.startswith("passed: 2.00 x") and "1.000 ms, eager 2.000 ms" in alone
 
 
 def test_the_table_of_a_run_tells_the_others_only_where_there_are_some(run):

@@ -12,10 +12,6 @@ from kernelwright.programs.guarded import NoPlace, TiedKernel, flat
 from kernelwright.programs.placing import applied, apply, put_all_back
 from tests.support.programs import COLUMNS, KERNEL, ROWS, Network, kernels_folder
 
-COUNTING = KERNEL.replace("import torch\n", "import torch\nCALLS = []\n", 1).replace(
-    "        return x /", "        CALLS.append(1)\n        return x /"
-)
-
 
 @pytest.fixture
 def model():

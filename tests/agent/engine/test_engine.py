@@ -62,12 +62,6 @@ def test_the_prompts_that_were_sent_and_the_replies_that_came_are_in_the_log(log
     assert (prompt.digest, prompt.stable_digest) == (first.digest, first.stable_digest), "it comes back in its sections"
 
 
-def test_a_repair_prompt_says_what_the_judge_found(log):
-    provider = Scripted({1: reply_with("check"), 2: reply_with("1.2")})
-    searched(log, provider=provider, config=CONFIG.model_copy(update={"drafts": 1, "attempts": 2}))
-    assert "went wrong at check" in provider.requests[1].prompt
-
-
 def test_a_repair_prompt_says_why_a_reply_held_no_candidate(log):
     provider = Scripted({1: "```python\nclass ModelNew(:\n```", 2: reply_with("1.2")})
     view = searched(log, provider=provider, config=CONFIG.model_copy(update={"drafts": 1, "attempts": 2}))

@@ -382,14 +382,11 @@ def test_the_password_of_a_proxy_is_not_told(proxy, scheme):
     assert "hush" not in refused_at(f"{scheme}://models.invalid/v1")
 
 
-def test_a_server_that_no_proxy_is_for_has_none(proxy, monkeypatch):
-    monkeypatch.setenv("no_proxy", "models.invalid")
-    assert proxy_for("https://models.invalid/v1") == ""
-
-
-def test_a_proxy_may_be_named_without_a_scheme_and_for_all(no_proxy, monkeypatch):
+def test_a_proxy_may_be_named_without_a_scheme_and_for_all_but_some(monkeypatch):
     monkeypatch.setenv("all_proxy", "proxy.invalid:3128")
     assert proxy_for("https://models.invalid/v1") == "proxy.invalid:3128"
+    monkeypatch.setenv("no_proxy", "models.invalid")
+    assert proxy_for("https://models.invalid/v1") == ""
 
 
 @pytest.mark.slow

@@ -50,7 +50,6 @@ def with_docstring(docstring: str, mark: str = "final") -> str:
 FINAL, DRAFT = program("final"), program("draft")
 BROKEN = program("broken").replace("def forward(self, x):", "def forward(self, x:")
 THOUGHT = "First I weigh the options, don't I?\n\n"
-EXAMPLE = "Use:\n```\nModelNew()\n```\n"
 USAGE = "model = ModelNew()\nprint(model(torch.rand(3)))\n"
 UNQUOTED_DRAFT = DRAFT.replace('"', "")
 TRAILING = "\nThis reads each value once. It's as fast as memory allows.\n\n- no allocation besides the output\n"

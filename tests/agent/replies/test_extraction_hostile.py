@@ -142,28 +142,6 @@ def said_of_escapes(seen):
     return [str(warning.message) for warning in seen if "escape" in str(warning.message)]
 
 
-def test_a_reply_with_an_odd_escape_is_read_without_a_warning():
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        Parser().read(ODD.format("a"))
-
-    assert said_of_escapes(seen) == []
-
-
-def test_the_same_source_parsed_by_python_alone_is_warned_of():
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        ast.parse(ODD.format("e"))
-
-    assert len(said_of_escapes(seen)) == 1
-
-
-def test_a_reply_with_an_odd_escape_is_read_where_warnings_are_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert Parser().is_whole(ODD.format("b"))
-
-
 def test_other_code_still_gets_its_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

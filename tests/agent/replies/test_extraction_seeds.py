@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.agent.replies import Extraction, extract
+from tests.agent.replies.test_extraction import extracted
 
 FOLDER = Path(os.environ.get("KERNELWRIGHT_SEEDS") or Path(__file__).parents[4] / "shared" / "seeds")
 SEEDS = ["000", "001", "002", "003", "004"]
@@ -19,12 +19,6 @@ def transcript(seed: str) -> str:
     if not paths:
         pytest.skip(f"no transcript {seed} in {FOLDER}; set KERNELWRIGHT_SEEDS to the folder that holds it")
     return paths[0].read_text(encoding="utf-8")
-
-
-def extracted(reply: str) -> Extraction:
-    found = extract(reply)
-    assert isinstance(found, Extraction), found
-    return found
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -10,17 +10,7 @@ from tests.agent.replies.test_extraction import extracted, refused
 FOLDER = Path(__file__).parent / "texts"
 REPLIES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
 PROGRAM = (FOLDER / "relu.txt").read_text(encoding="utf-8")
-STEP = 50
 BLOCK = f"```python\n{PROGRAM}```\n"
-
-
-def cuts():
-    """Each reply cut at every 50th character, with its whole source and whether the last fence is closed by then."""
-    for reply in REPLIES.values():
-        whole, end = extract(reply), reply.rindex("\n```") + len("\n```")
-        assert isinstance(whole, Extraction)
-        for length in [*range(STEP, len(reply), STEP), len(reply)]:
-            yield extract(reply[:length], truncated=True), whole.source, length >= end
 
 
 def final_source(name: str) -> str:
@@ -78,7 +68,3 @@ def test_a_reply_cut_in_the_separate_reasoning_gives_no_draft_of_it() -> None:
 def test_a_syntax_error_in_a_closed_block_is_not_put_down_to_the_cut() -> None:
     found = refused(BLOCK.replace("(self, x)", "(self, x") + "\nThis", truncated=True)
     assert found.kind == "syntax_error"
-
-
-def test_the_detail_says_where_the_cut_block_begins() -> None:
-    assert "line 3" in refused(f"One.\n\n{BLOCK.removesuffix('```' + chr(10))}", truncated=True).detail
