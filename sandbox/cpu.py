@@ -8,17 +8,12 @@ from kernelwright.sandbox.calls.reference import PLAIN, Form, ReferenceSession
 from kernelwright.sandbox.gpu_tools import Subject
 from kernelwright.sandbox.jail.zygote import release_freed_memory
 from kernelwright.sandbox.judge.stages import Built
-from kernelwright.sandbox.peaks import measured_again, peaks_here
 from kernelwright.sandbox.timing.baselines import Baselines, compiled_reference
 from kernelwright.sandbox.timing.paired import Timing
-from kernelwright.sandbox.verdict.roofline import Peaks
 from kernelwright.sandbox.workfolder import WorkFolder
 
 
 class CpuBackend(Backend):
-    measures_peaks_first = False
-    """Whether the roofline's peaks are measured before a candidate is timed; else only what is right needs them."""
-
     def reference(self, problem: Problem, form: Form = PLAIN) -> ReferenceSession:
         """Start a reference of its own; a compiled one has compiled. Close it."""
         if form.compiled is None:
@@ -38,14 +33,6 @@ class CpuBackend(Backend):
     def may_observe_timed_worker(self, baselines: Baselines) -> bool:
         """Return whether the worker that was timed last may be the one in which it is seen what runs."""
         return True
-
-    def peaks(self) -> Peaks:
-        """Measured where they are not remembered. Raises `MachineError` where they cannot be."""
-        return peaks_here(self.settings.gpu, self.settings.threads)
-
-    def peaks_again(self) -> Peaks:
-        """The better of these and of another measurement."""
-        return measured_again(self.settings.gpu, self.settings.threads)
 
     def memory_explained(self, problem: Problem, baselines: Baselines, built: Built) -> AbstractContextManager[None]:
         """Attribute missing memory to the candidate or to the problem, as far as that can be decided."""

@@ -24,10 +24,12 @@ from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.locks import PATIENT, WaitLimit, processor_lock
 from kernelwright.sandbox.machine import gib, versions
+from kernelwright.sandbox.peaks import measured_again, peaks_here
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.timing.gpu_baselines import GpuBaselines
 from kernelwright.sandbox.timing.paired import Timing
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed, UnsupportedHere
+from kernelwright.sandbox.verdict.roofline import Peaks
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.statistics import GPU_LEAST, GPU_UNKNOWN
 from kernelwright.sandbox.workfolder import WorkFolder
@@ -154,6 +156,9 @@ class GpuBackend(CpuBackend):
             shared = built.worker.shared_bytes
             built.worker.close()
         return max(0, self.device.free_bytes() - before - shared)
+
+    def peaks(self, again: bool = False) -> Peaks:
+        return (measured_again if again else peaks_here)(True, self.settings.threads)
 
     def looking(self, subject: Subject) -> AbstractContextManager[None]:
         return looked_at(subject) if self.settings.sanitize or self.settings.profile else nullcontext()

@@ -12,6 +12,8 @@ from kernelwright.sandbox.calls.timeouts import WALL
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.locks import PATIENT, WaitLimit, processor_lock
 from kernelwright.sandbox.machine import processor_name, versions
+from kernelwright.sandbox.peaks import measured_again, peaks_here
+from kernelwright.sandbox.verdict.roofline import Peaks
 from kernelwright.sandbox.verdict.settings import Settings
 from kernelwright.sandbox.verdict.statistics import LEAST, UNKNOWN
 from kernelwright.sandbox.workfolder import WorkFolder
@@ -40,6 +42,8 @@ class Backend:
     """Inputs below this are no reason to plan a call's memory before one; 0 to plan it whatever the inputs."""
     unknown_spread, least_spread = UNKNOWN, LEAST
     """The spread between worker pairs that is assumed before any is known, and the least that is ever assumed."""
+    measures_peaks_first = False
+    """Whether the roofline's peaks are measured before a candidate is timed; else only what is right needs them."""
     import_wall = WALL
     """An import may take this many times its limit by the wall clock."""
 
@@ -77,6 +81,13 @@ class Backend:
         if self.settings.threads < len(self.settings.cores):
             return nullcontext()
         return processor_lock(self.settings.cores, shared=True, waiting=waiting)
+
+    def peaks(self, again: bool = False) -> Peaks:
+        """Measured where they are not stored; the better of these and another measurement if `again`.
+
+        Raises `MachineError` where they cannot be measured.
+        """
+        return (measured_again if again else peaks_here)(False, self.settings.threads)
 
     def in_parallel(self, works: Sequence[Callable[[], Made]], most: int | None = None) -> list[Made]:
         """Run all while nothing is timed and return their results in order; hold the device's lock meanwhile.

@@ -1,13 +1,10 @@
 """The judge: from a candidate to a verdict, without importing the candidate."""
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Self, get_args
 
-from pydantic import ValidationError
-
-from kernelwright.problems import Problem
 from kernelwright.sandbox.authenticity import scan
 from kernelwright.sandbox.authenticity.evidence import (
     Observed,
@@ -23,86 +20,30 @@ from kernelwright.sandbox.authenticity.scan import (
     checked_source,
     problem_of,
 )
-from kernelwright.sandbox.build import BuildStore, read_failures
 from kernelwright.sandbox.calls.reference import ReferenceSession, fresh_seed
-from kernelwright.sandbox.calls.sessions import Refused, Session, Unbuilt
+from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.calls.timeouts import ImportTimeout
-from kernelwright.sandbox.correctness.checks import DrawingReference, evidence_of, require_known
-from kernelwright.sandbox.cpu import CpuBackend
+from kernelwright.sandbox.correctness.checks import evidence_of, require_known
 from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.gpu_tools import Subject
 from kernelwright.sandbox.judge.stages import (
     Built,
     SpareWorkers,
-    build_key,
-    build_late,
-    built_by,
-    shortcuts_for,
+    attempts,
+    compares_by_name,
+    compile_candidate,
 )
 from kernelwright.sandbox.locks import WaitLimit, report_load
-from kernelwright.sandbox.logs import build_reason, names_an_error, trim_build_log, trim_traceback
 from kernelwright.sandbox.machine import usual_device, versions, versions_used
-from kernelwright.sandbox.storage import Store, work_key
+from kernelwright.sandbox.timing.baseline_facts import Floors
 from kernelwright.sandbox.timing.paired import in_background
-from kernelwright.sandbox.toolchain import require_headers, toolchain
-from kernelwright.sandbox.verdict.errors import MachineError, StageFailed, UnsupportedProblem
+from kernelwright.sandbox.toolchain import require_headers
+from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedProblem
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
-from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, Peaks, floor_of
 from kernelwright.sandbox.verdict.settings import Accuracy, Settings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, Look, Measurement, Passed, Verdict
 
-STORED = "taken from the store of finished builds"
 UNOBSERVED = "which kernels and operators run in a call"
-
-
-class Floors:
-    def __init__(self, problem: Problem, backend: CpuBackend, store: Store | None = None) -> None:
-        self._problem, self._backend = problem, backend
-        self._works = store or Store("works")
-        self._floor: Floor | None = None
-        self._is_known = False
-
-    def of(self, reference: ReferenceSession) -> Floor | None:
-        """The floor; the first time some peaks may be measured, which takes seconds."""
-        if not self._is_known:
-            self._floor = self._found(reference, self._backend.peaks)
-            self._is_known = True
-        return self._floor
-
-    def added(self, reference: ReferenceSession, measurement: Measurement) -> Measurement:
-        """The record with its floor. Raises `StageFailed` for a candidate faster than any program can be.
-
-        Peaks are measured once more before that is said. A floor above the times of the reference itself is our
-        mistake, no reason to doubt a candidate: then there is none.
-        """
-        floor, mine = self.of(reference), measurement.candidate_ms
-        quickest = min(measurement.baselines_ms.values())
-        if floor is not None and floor.is_impossible(min(mine, quickest)):
-            floor = self._found(reference, self._backend.peaks_again)
-            if floor is not None and floor.is_impossible(quickest):
-                floor = None
-            self._floor = floor
-            if floor is not None and floor.is_impossible(mine):
-                least = floor.impossible_below_ms
-                raise StageFailed(
-                    "time", f"{mine:.4g} ms is less than this device can do it in at all ({least:.4g} ms)"
-                )
-        return measurement.model_copy(update={"floor": floor})
-
-    def _found(self, reference: ReferenceSession, peaks: Callable[[], Peaks]) -> Floor | None:
-        key = work_key(self._problem.digest)
-        try:
-            if (kept := self._works.get(key)) is not None:
-                work = NecessaryWork.model_validate(kept)
-            else:
-                work = NecessaryWork.of(reference.work())
-                self._works.put(key, work.model_dump(mode="json"))
-        except (ValidationError, KeyError, TypeError):
-            return None
-        try:
-            return floor_of(work, peaks(), self._problem.precision)
-        except MachineError:
-            return None
 
 
 class Judge:
@@ -113,7 +54,7 @@ class Judge:
         chosen = settings or Settings()
         self.settings = chosen.at(chosen.effort)
         require_known(self.settings.without)
-        if self.settings.weights == "seed" and self._compares_by_name:
+        if self.settings.weights == "seed" and compares_by_name(problem):
             raise UnsupportedProblem(
                 f"{problem.name} compares gradients or buffers by the names of weights; judge it with --weights copy"
             )
@@ -168,47 +109,16 @@ class Judge:
             if refusal:
                 raise StageFailed("scan", refusal)
             with self.backend.build_lock(self._waiting):
-                self._compile(built, ahead)
+                require_headers(candidate.source)
+                if ahead:
+                    built.warm.start_ahead()
+                compile_candidate(built, self._baselines.arguments, self._load_message(built))
         except StageFailed as stop:
             built.failure = stop
         except BaseException:
             built.close()
             raise
         return built
-
-    def _compile(self, built: Built, ahead: bool) -> None:
-        """Have the builder compile, or take what the same source has given before."""
-        require_headers(built.candidate.source)
-        if ahead:
-            built.warm.start_ahead()
-        tools, arguments = toolchain() if self.settings.shortcuts else None, self._baselines.arguments
-        built.key = build_key(built.candidate.source, tools, arguments, self.backend)
-        with built.stage("build"):
-            if tools is not None and BuildStore().restore(built.key, built.folder.path / "build"):
-                self._take_started(built)
-                built.ways, built.failed_builds = (STORED,), read_failures(built.folder.path / "build")
-                return
-        with built_by(built, tools) as (session, limit):
-            self._layers = session.layers
-            # Both, before the candidate's code runs anywhere: what goes wrong later is its own doing.
-            self._take_started(built)
-            session.greet()
-            message = {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts_for(tools, self.backend)}
-            try:
-                session.ask(self._load_message(built) | message, limit, arguments)
-            except Refused as error:
-                if not error.compiling:
-                    raise StageFailed("load", error.reason, trim_traceback(error.log)) from None
-                log = error.log
-                if not names_an_error(log):  # a verbose build prints what its compiler says
-                    log = f"{session.close()}\n{log}"
-                raise StageFailed("build", build_reason(log), trim_build_log(log)) from None
-
-    def _take_started(self, built: Built) -> None:
-        built.warm.wait_started()
-        if built.warm.sessions:
-            built.worker = built.warm.sessions.pop(0)
-            self._layers = built.worker.layers
 
     def evaluate(self, built: Built, best_speedup: float | None = None) -> Verdict:
         """Load, run, check and time what was built; removes its work folder. Waits for the locks.
@@ -220,92 +130,47 @@ class Judge:
                 if built.failure:
                     raise built.failure
                 if self.backend.measures_peaks_first:
-                    self._floors.of(self._baselines.first)
-                with self.backend.timing_lock(self._waiting):
-                    try:
-                        measurement = self._timed(built, best_speedup)
-                    finally:
-                        built.end_workers()  # nothing of it may disturb the next timing
-                measurement = self._floors.added(self._baselines.first, measurement)
+                    self._floors.of(self.reference)
+                with self._timing(built):
+                    for attempt in attempts(built, self._baselines):
+                        with attempt:
+                            measurement = self._measure(built, best_speedup)  # load, every check, paired timing
+                            forbidden = self._observe(built)
+                    if forbidden:
+                        raise StageFailed("check", forbidden)
+                measurement = self._floors.added(self.reference, measurement)
                 self._baselines.remember(measurement)
+                return Passed(measurement=measurement, evidence=self._evidence(built))
             except StageFailed as failure:
                 log = built.log_after(failure)
                 return Failed(stage=failure.stage, reason=failure.reason, log=log, evidence=self._evidence(built))
             finally:
                 built.close()
-            return Passed(measurement=measurement, evidence=self._evidence(built))
 
-    def _timed(self, built: Built, best_speedup: float | None) -> Measurement:
-        """Load, run, check, time and observe it, then have a CUDA tool look at it where the settings say so."""
-        report_load(self.settings.cores, self.backend.timed_threads, self.settings.wait_quiet, self._waiting)
-        looking = self.backend.looking(self.subject(built))
-        with looking, self.backend.memory_explained(self.problem, self._baselines, built):
-            if built.worker is not None:  # started while the candidate was built
-                with built.stage("load"):
-                    built.worker.greet()
-            if self.settings.weights == "seed" and self._may_seed_weights:
-                built.weight_seed = fresh_seed()
-            while True:
-                try:
-                    measurement = self._measure(built, best_speedup)
-                    refused = self._observe(built) if self._is_observed else ""
-                    break
-                except Unbuilt:  # a worker asks for an extension that was not built before
-                    built.end_workers()
-                    build_late(built)
-                except DrawingReference:
-                    self._baselines.is_seeded = True
-                except StageFailed as failure:
-                    self._change_weights(built, failure)
-                built.end_workers()
-            if refused:
-                raise StageFailed("check", refused)
-            return measurement
-
-    def _change_weights(self, built: Built, failure: StageFailed) -> None:
-        """Have both models constructed under one seed after a failure with copied weights; or raise the failure.
-
-        Weights that a constructor sets to constants look alike in a model that leaves them out. So those of one value
-        and size get other values in both finished models; or else, for candidates that compute with them before, as
-        torch's layers are constructed.
-        """
-        if built.weight_seed is None:
-            failed_by_weights = built.refuses_weights or failure.stage == "check"
-            if self.settings.weights != "auto" or not self._may_seed_weights or not failed_by_weights:
-                raise failure
-            built.failed_copied, built.weight_seed = failure, fresh_seed()
-            return
-        if failure.stage == "check" and built.has_constants and not built.draws_constants:
-            built.draws_constants = True
-            return
-        first = failure if built.failed_copied is None or built.refuses_weights else built.failed_copied
-        if first.stage != "check":
-            raise failure
-        reason = (
-            f"{first.reason}; it fails with both models constructed under one seed too: either the order in which its "
-            "constructor draws or the kernel is wrong"
-        )
-        raise StageFailed(first.stage, reason, f"{first.log}\n{failure.reason}".strip())
-
-    @property
-    def _compares_by_name(self) -> bool:
-        """Return whether gradients or buffers of both models are compared."""
-        return self.problem.direction != "forward" or self.problem.state == "followed"
-
-    @property
-    def _may_seed_weights(self) -> bool:
-        first = self._baselines.first
-        return bool(first.weights.tensors) and not self._compares_by_name and not first.followed
+    @contextmanager
+    def _timing(self, built: Built) -> Iterator[None]:
+        """Hold the timing lock. CUDA tools that the settings ask for run at the end, then its workers are ended."""
+        with self.backend.timing_lock(self._waiting):
+            try:
+                report_load(self.settings.cores, self.backend.timed_threads, self.settings.wait_quiet, self._waiting)
+                looking = self.backend.looking(self.subject(built))
+                with looking, self.backend.memory_explained(self.problem, self._baselines, built):
+                    yield
+            finally:
+                built.end_workers()  # nothing of it may disturb the next timing
 
     def _measure(self, built: Built, best_speedup: float | None) -> Measurement:
         """Worker pair after worker pair: a fresh process for the candidate against one of the baseline's."""
+        if built.worker is not None:  # started while the candidate was built
+            with built.stage("load"):
+                built.worker.greet()
         with self.backend.timing(self._baselines, best_speedup) as timing:
             built.errors, built.seen = timing.errors, timing.seen
             timing.is_seeded, timing.draws_constants = built.weight_seed is not None, built.draws_constants
             timing.warm = built.warm if self.settings.side_by_side else None
             is_enough = False
             while not is_enough:
-                session = built.worker or self._next_worker(built)
+                session = built.worker or built.next_worker()
                 reference = timing.begin(session)
                 seeded: AbstractContextManager[None] = nullcontext()
                 if built.weight_seed is not None:  # a fresh one for each worker pair
@@ -334,19 +199,15 @@ class Judge:
         """Return whether it is seen what runs in a call; a screen wants it only where the problem has a policy."""
         return self.settings.effort != "screen" or self.problem.operators != "any"
 
-    def _next_worker(self, built: Built) -> Session:
-        """Take a warm worker, or start one; it is ready."""
-        built.worker = session = built.warm.take()
-        self._layers = session.layers
-        return session
-
     def _observe(self, built: Built) -> str:
         """See what runs in a call, in a process that is not timed any more; return why the policy forbids it."""
+        if not self._is_observed:
+            return ""
         if not self.settings.side_by_side:
             _ = self._baselines.status  # before a worker has memory of the device, or known already
-        reference, gradients = self._baselines.first, self.problem.direction != "forward"
+        reference, gradients = self.reference, self.problem.direction != "forward"
         is_loaded = built.worker is not None
-        session, values = built.worker or self._next_worker(built), reference.draw()
+        session, values = built.worker or built.next_worker(), reference.draw()
         try:
             spare, has_room = self.spare, self._baselines.has_room_for_two
             warming = in_background(spare.make) if spare and spare.has_more and has_room else nullcontext()
@@ -401,6 +262,7 @@ class Judge:
 
     def _evidence(self, built: Built) -> Evidence:
         allowed = self._baselines.allowed
+        self._layers = built.layers or self._layers
         return Evidence(
             jail=self._layers,
             seconds={stage: round(seconds, 3) for stage, seconds in built.seconds.items()},

@@ -9,20 +9,24 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal
 
+from kernelwright.problems import Problem
 from kernelwright.sandbox.build import BuildStore, FailedBuild, read_failures, read_record
 from kernelwright.sandbox.calls.backend import Backend
-from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
+from kernelwright.sandbox.calls.reference import fresh_seed
+from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session, Unbuilt
 from kernelwright.sandbox.calls.timeouts import CandidateLate, ImportTimeout
+from kernelwright.sandbox.correctness.checks import DrawingReference
 from kernelwright.sandbox.correctness.compare import Shares
 from kernelwright.sandbox.jail.process import ChildGone, ChildLate
-from kernelwright.sandbox.logs import build_reason, trim_build_log, trim_traceback
+from kernelwright.sandbox.logs import build_reason, names_an_error, trim_build_log, trim_traceback
 from kernelwright.sandbox.machine import versions_used
 from kernelwright.sandbox.tensors import MemoryReadError, Values
+from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.toolchain import MakingHeaders, Toolchain, missing_headers, toolchain
 from kernelwright.sandbox.verdict.errors import SandboxError, Stage, StageFailed
 from kernelwright.sandbox.verdict.settings import Settings
@@ -177,6 +181,8 @@ class Built:
         """Its folder, and the workers that were started ahead."""
         self.worker: Session | None = None
         """The one that is at work, or will be first: it is stopped until the build is done."""
+        self.layers: tuple[str, ...] = ()
+        """The isolation layers of its children."""
         self.failure: StageFailed | None = None
         self.key = ""
         """Under which digest the store of finished builds keeps it; empty before it is known."""
@@ -240,6 +246,19 @@ class Built:
             self.failed_builds = ()  # nothing was hidden: it is the failure
         return "\n".join([part for part in (stop.log, *(failed.log for failed in self.failed_builds[:1])) if part])
 
+    def take_started(self) -> None:
+        """Wait for the workers that were started ahead, of which the first is to be used first."""
+        self.warm.wait_started()
+        if self.warm.sessions:
+            self.worker = self.warm.sessions.pop(0)
+            self.layers = self.worker.layers
+
+    def next_worker(self) -> Session:
+        """Take a warm worker, or start one; it is ready."""
+        self.worker = session = self.warm.take()
+        self.layers = session.layers
+        return session
+
     def end_workers(self) -> None:
         """End the one that is there and those that were started ahead."""
         ending = [*([] if self.worker is None else [self.worker]), *self.warm.sessions]
@@ -253,6 +272,7 @@ class Built:
 
 
 MOST_LATE_BUILDS = 16
+STORED = "taken from the store of finished builds"
 
 
 def build_key(source: str, tools: Toolchain | None, arguments: Values, backend: Backend) -> str:
@@ -262,6 +282,33 @@ def build_key(source: str, tools: Toolchain | None, arguments: Values, backend: 
         digest.update(repr((raw.dtype, raw.shape)).encode() + raw.on_host)
     more = {"arguments": digest.hexdigest()} | ({"device": backend.architecture} if backend.architecture else {})
     return BuildStore.key(source, tools, **more, **versions_used(source))
+
+
+def compile_candidate(built: Built, arguments: Values, load: Mapping[str, object]) -> None:
+    """Have a builder compile, or take what the same source has given before. `load` has a worker load the source."""
+    settings, source, build = built.backend.settings, built.candidate.source, built.folder.path / "build"
+    tools = toolchain() if settings.shortcuts else None
+    built.key = build_key(source, tools, arguments, built.backend)
+    with built.stage("build"):
+        if tools is not None and BuildStore().restore(built.key, build):
+            built.take_started()
+            built.ways, built.failed_builds = (STORED,), read_failures(build)
+            return
+    with built_by(built, tools) as (session, limit):
+        built.layers = session.layers
+        # Both, before the candidate's code runs anywhere: what goes wrong later is its own doing.
+        built.take_started()
+        session.greet()
+        message = {"op": "build", "arguments": arguments.tree, "shortcuts": shortcuts_for(tools, built.backend)}
+        try:
+            session.ask({**load, **message}, limit, arguments)
+        except Refused as error:
+            if not error.compiling:
+                raise StageFailed("load", error.reason, trim_traceback(error.log)) from None
+            log = error.log
+            if not names_an_error(log):  # a verbose build prints what its compiler says
+                log = f"{session.close()}\n{log}"
+            raise StageFailed("build", build_reason(log), trim_build_log(log)) from None
 
 
 @contextmanager
@@ -328,3 +375,69 @@ def header_made(built: Built, tools: Toolchain | None) -> Iterator[Callable[[], 
     finally:
         if making.seconds:
             built.seconds["headers"] = built.seconds.get("headers", 0.0) + making.seconds
+
+
+def attempts(built: Built, baselines: Baselines) -> Iterator[AbstractContextManager[None]]:
+    """Measure a candidate within each of these; after the first that needs no other, there are no more.
+
+    Another follows where a worker asks for an extension that was not built, where the reference draws, and where the
+    candidate fails in a way that the weights may cause. Any other failure passes through.
+    """
+    if built.backend.settings.weights == "seed" and _may_seed_weights(baselines):
+        built.weight_seed = fresh_seed()
+    is_settled = False
+
+    @contextmanager
+    def attempt() -> Iterator[None]:
+        nonlocal is_settled
+        try:
+            yield
+            is_settled = True
+            return
+        except Unbuilt:
+            built.end_workers()
+            build_late(built)
+        except DrawingReference:
+            baselines.is_seeded = True
+        except StageFailed as failure:
+            _change_weights(built, baselines, failure)
+        built.end_workers()
+
+    while not is_settled:
+        yield attempt()
+
+
+def _change_weights(built: Built, baselines: Baselines, failure: StageFailed) -> None:
+    """Have both models constructed under one seed after a failure with copied weights; or raise the failure.
+
+    Weights that a constructor sets to constants look alike in a model that leaves them out. So those of one value and
+    size get other values in both finished models; or else, for candidates that compute with them before, as torch's
+    layers are constructed.
+    """
+    if built.weight_seed is None:
+        failed_by_weights = built.refuses_weights or failure.stage == "check"
+        if built.backend.settings.weights != "auto" or not failed_by_weights or not _may_seed_weights(baselines):
+            raise failure
+        built.failed_copied, built.weight_seed = failure, fresh_seed()
+        return
+    if failure.stage == "check" and built.has_constants and not built.draws_constants:
+        built.draws_constants = True
+        return
+    first = failure if built.failed_copied is None or built.refuses_weights else built.failed_copied
+    if first.stage != "check":
+        raise failure
+    reason = (
+        f"{first.reason}; it fails with both models constructed under one seed too: either the order in which its "
+        "constructor draws or the kernel is wrong"
+    )
+    raise StageFailed(first.stage, reason, f"{first.log}\n{failure.reason}".strip())
+
+
+def compares_by_name(problem: Problem) -> bool:
+    """Return whether gradients or buffers of both models are compared."""
+    return problem.direction != "forward" or problem.state == "followed"
+
+
+def _may_seed_weights(baselines: Baselines) -> bool:
+    first = baselines.first
+    return bool(first.weights.tensors) and not compares_by_name(baselines.problem) and not first.followed

@@ -1,4 +1,4 @@
-"""Facts of a problem's baselines that are kept: times, errors, and versions of the device."""
+"""Facts of a problem that are kept: times and errors of its baselines, and its roofline."""
 
 import datetime
 import hashlib
@@ -27,8 +27,10 @@ from kernelwright.sandbox.correctness.compare import (
 )
 from kernelwright.sandbox.correctness.families import DRAWN, Domain, vary
 from kernelwright.sandbox.machine import cpu_facts
-from kernelwright.sandbox.storage import Store, baseline_key
+from kernelwright.sandbox.storage import Store, baseline_key, work_key
 from kernelwright.sandbox.tensors import Values
+from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
+from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, Peaks, floor_of
 from kernelwright.sandbox.verdict.statistics import KnownSpread, known_spread, ratio_interval
 from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
 
@@ -210,3 +212,54 @@ def by_worker(placebo: Pairing | None) -> dict[int, float]:
     ):
         logs.setdefault(number, []).append(math.log(one / other))
     return {number: statistics.median(found) for number, found in logs.items()}
+
+
+class Floors:
+    """The roofline of one problem on this machine, as far as it is known."""
+
+    def __init__(self, problem: Problem, backend: Backend) -> None:
+        self._problem, self._backend = problem, backend
+        self._floor: Floor | None = None
+        self._is_known = False
+
+    def of(self, reference: ReferenceSession) -> Floor | None:
+        """The floor; the first time some peaks may be measured, which takes seconds."""
+        if not self._is_known:
+            self._floor = self._found(reference, self._backend.peaks)
+            self._is_known = True
+        return self._floor
+
+    def added(self, reference: ReferenceSession, measurement: Measurement) -> Measurement:
+        """The record with its floor. Raises `StageFailed` for a candidate faster than any program can be.
+
+        Peaks are measured once more before that is said. A floor above the times of the reference itself is our
+        mistake, no reason to doubt a candidate: then there is none.
+        """
+        floor, mine = self.of(reference), measurement.candidate_ms
+        quickest = min(measurement.baselines_ms.values())
+        if floor is not None and floor.is_impossible(min(mine, quickest)):
+            floor = self._found(reference, partial(self._backend.peaks, again=True))
+            if floor is not None and floor.is_impossible(quickest):
+                floor = None
+            self._floor = floor
+            if floor is not None and floor.is_impossible(mine):
+                least = floor.impossible_below_ms
+                raise StageFailed(
+                    "time", f"{mine:.4g} ms is less than this device can do it in at all ({least:.4g} ms)"
+                )
+        return measurement.model_copy(update={"floor": floor})
+
+    def _found(self, reference: ReferenceSession, peaks: Callable[[], Peaks]) -> Floor | None:
+        works, key = Store("works"), work_key(self._problem.digest)
+        try:
+            if (kept := works.get(key)) is not None:
+                work = NecessaryWork.model_validate(kept)
+            else:
+                work = NecessaryWork.of(reference.work())
+                works.put(key, work.model_dump(mode="json"))
+        except (ValidationError, KeyError, TypeError):
+            return None
+        try:
+            return floor_of(work, peaks(), self._problem.precision)
+        except MachineError:
+            return None

@@ -9,9 +9,10 @@ import torch
 
 from kernelwright.problems import catalog_names, load_problem
 from kernelwright.sandbox.gpu import backend_of
-from kernelwright.sandbox.judge.judging import Floors, Judge
+from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.peaks import _key, measured_again, peaks_here
 from kernelwright.sandbox.storage import Store, baseline_key, work_key
+from kernelwright.sandbox.timing.baseline_facts import Floors
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.roofline import HEADROOM, Level, NecessaryWork, Peaks, floor_of
