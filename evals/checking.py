@@ -14,7 +14,6 @@ from kernelwright.problems.formats import Entry
 from kernelwright.problems.formats.reading import json_lines
 from kernelwright.problems.problem import Record
 from kernelwright.problems.source import lint_source
-from kernelwright.sandbox.calls.memory_planning import refusal_by_text
 from kernelwright.sandbox.calls.reference import ReferenceSession, StatusSubject
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch, tolerance_of
 from kernelwright.sandbox.correctness.lint import SEED, Finding, TimedResult, examine, status_of
@@ -100,7 +99,7 @@ def check_entry(examine: Examine, settings: Settings, entry: Entry) -> Checked:
 
 
 def _examined(examine: Examine, settings: Settings, problem: Problem) -> Examined:
-    if said := refusal_by_text(problem, settings):
+    if said := backend_of(settings).refusal_by_text(problem):
         return Examined("unsupported here", (said,), ("memory",))
     try:
         return examine(problem, settings)

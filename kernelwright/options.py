@@ -294,7 +294,8 @@ def device_for(asked: str | None, language: str, size: str, local: bool = True) 
     `UserMistake` where that cannot be meant, `MachineError` where this machine has no such device. `local`: it is
     judged here, so this machine's devices count.
     """
-    from kernelwright.sandbox.machine import ON_DEVICE, usual_device
+    from kernelwright.problems.languages import ON_DEVICE
+    from kernelwright.sandbox.machine import usual_device
 
     if asked is None:
         return usual_device(language, size)

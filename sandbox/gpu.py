@@ -157,6 +157,9 @@ class GpuBackend(CpuBackend):
             built.worker.close()
         return max(0, self.device.free_bytes() - before - shared)
 
+    def refusal_by_text(self, problem: Problem) -> str | None:
+        return None  # a call is measured on the device instead
+
     def peaks(self, again: bool = False) -> Peaks:
         return (measured_again if again else peaks_here)(True, self.settings.threads)
 

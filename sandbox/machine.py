@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import kernelwright_child
-from kernelwright.problems.languages import LANGUAGES
+from kernelwright.problems.languages import LANGUAGES, ON_DEVICE
 from kernelwright.problems.languages.language import Package
 from kernelwright.sandbox.verdict.errors import MachineError
 
@@ -23,8 +23,6 @@ CHILD_FOLDER = Path(kernelwright_child.__file__).parent
 CHILD_ROOT = CHILD_FOLDER.parent
 """The entry of a child's `sys.path`."""
 PACKAGES = {name: one.package for name, one in LANGUAGES.items() if one.package is not None}
-ON_DEVICE = tuple(name for name, one in LANGUAGES.items() if one.device == "cuda")
-"""Languages whose candidates run only on a GPU."""
 
 
 @cache

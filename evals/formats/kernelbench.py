@@ -14,9 +14,8 @@ from kernelwright.agent.log.records import ranked
 from kernelwright.evals.formats.samples import Outcome, Sample, Samples, sample_of
 from kernelwright.problems import ProblemError
 from kernelwright.problems.formats.reading import Foreign, fault_of
-from kernelwright.problems.languages import LANGUAGES, LanguageName
+from kernelwright.problems.languages import LANGUAGES, ON_DEVICE, LanguageName
 from kernelwright.problems.source import read_json, read_text
-from kernelwright.sandbox.machine import ON_DEVICE
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Failed, Passed
 

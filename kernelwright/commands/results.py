@@ -154,8 +154,8 @@ def _boards(runs: "list[RunSummary]", verify: int, effort: "JudgingEffort") -> "
     from kernelwright.agent.briefs import sheet_for
     from kernelwright.evals.leaderboard import boards
     from kernelwright.evals.score import Verifier
+    from kernelwright.problems.languages import ON_DEVICE
     from kernelwright.sandbox.jail.zygote import prepare_judge
-    from kernelwright.sandbox.machine import ON_DEVICE
     from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 
     if verify:

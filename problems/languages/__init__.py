@@ -17,6 +17,8 @@ LANGUAGES = _languages()
 """By name, in their order."""
 TARGETS = {name: one for name, one in LANGUAGES.items() if one.examples}
 """Those that prompts can ask for."""
+ON_DEVICE = tuple(name for name, one in LANGUAGES.items() if one.device == "cuda")
+"""Those whose candidates run only on a GPU."""
 
 if TYPE_CHECKING:
     LanguageName = str

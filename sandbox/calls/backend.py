@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
-from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES
+from kernelwright.problems import Problem
+from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, refusal_by_text
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.calls.timeouts import WALL
 from kernelwright.sandbox.jail.layers import Kind
@@ -88,6 +89,10 @@ class Backend:
         Raises `MachineError` where they cannot be measured.
         """
         return (measured_again if again else peaks_here)(False, self.settings.threads)
+
+    def refusal_by_text(self, problem: Problem) -> str | None:
+        """Return the refusal of a problem whose inputs are too large by its source alone; None otherwise."""
+        return refusal_by_text(problem, self.settings)
 
     def in_parallel(self, works: Sequence[Callable[[], Made]], most: int | None = None) -> list[Made]:
         """Run all while nothing is timed and return their results in order; hold the device's lock meanwhile.

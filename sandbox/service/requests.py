@@ -12,11 +12,11 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue, StringConstraints, ValidationError, model_validator
 
 from kernelwright.problems import Problem, ProblemError, catalog_names, load_problem, problem_of_text
+from kernelwright.problems.languages import ON_DEVICE
 from kernelwright.problems.loading import check_name
 from kernelwright.problems.problem import Record, first_fault
 from kernelwright.problems.source import check_reference
 from kernelwright.sandbox.authenticity.scan import candidate_of
-from kernelwright.sandbox.machine import ON_DEVICE
 from kernelwright.sandbox.pool.client import JobSettings
 from kernelwright.sandbox.pool.executor import Stage, Work
 from kernelwright.sandbox.pool.lines import Ended, LineServer, ProcessOnDemand, answers_only

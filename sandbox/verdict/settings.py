@@ -63,7 +63,7 @@ class Settings(Record):
     """The processor cores that both sides may use."""
     shortcuts: bool = True
     """Whether builds may use the light header, and finished builds of the same source."""
-    build_timeout_s: float = Field(default_factory=lambda given: 90 if given.get("device") == "cpu" else 300)
+    build_timeout_s: float = Field(default_factory=lambda given: {"cpu": 90}.get(given.get("device"), 300))
     """All compilation of the candidate, with the imports and the constructor around it, while it has a core; by default
     90 for processors and 300 for devices."""
     import_timeout_s: float = Field(default=30, gt=0)

@@ -6,7 +6,7 @@ from kernelwright.evals.formats import kernelbench
 from kernelwright.evals.formats.kernelbench import BACKENDS, language_of_backend, read_run
 from kernelwright.evals.formats.samples import sample_of
 from kernelwright.problems import ProblemError, load_problem
-from kernelwright.sandbox.machine import ON_DEVICE
+from kernelwright.problems.languages import ON_DEVICE
 from tests.support.foreign import (
     CANDIDATE,
     DEVICE,
