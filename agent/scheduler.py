@@ -25,7 +25,7 @@ from kernelwright.sandbox.pool.executor import Unjudged, Work
 from kernelwright.sandbox.pool.judge_pool import Where, executor_for
 from kernelwright.sandbox.storage import Store
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
-from kernelwright.sandbox.verdict.settings import SCREEN, CompileMode, JudgingEffort, Settings
+from kernelwright.sandbox.verdict.settings import SCREEN, CompileMode, JudgeSettings, JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed, Verdict
 
 GRANT = 4  # attempts in one transfer
@@ -240,7 +240,7 @@ def measuring(problem: Problem, compiled: Sequence[CompileMode]) -> Work:
 
 
 @asynccontextmanager
-async def evaluating(choice: Where, settings: Settings, kept: Store | None = None) -> AsyncIterator[Evaluator]:
+async def evaluating(choice: Where, settings: JudgeSettings, kept: Store | None = None) -> AsyncIterator[Evaluator]:
     """Start an executor's workers; by default on one device of this machine. `kept`: see `ExecutorEvaluator`."""
     chosen = Where(devices=1) if choice == Where() else choice
     async with Dispatcher(executor_for(chosen, settings), chosen.kind) as dispatcher:

@@ -27,7 +27,7 @@ from bench.kernelbench_candidates import CASES, ForeignCase
 from bench.measuring import NO_DEVICE, Kept, Report, is_in_time
 from kernelwright.sandbox.pool.judge_pool import judge_many
 from kernelwright.sandbox.storage import VARIABLE
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright_child import driver
 
 THEIRS, SHELL, SERVICE, SCORE = "KernelBench, a process each", "ours, shell", "ours, service", "ours, one score"
@@ -176,7 +176,7 @@ def _served(files: Files, cases: tuple[ForeignCase, ...]) -> list[Found]:
             time.sleep(0.05)
         start = time.perf_counter()
         pairs = [(str(files.problem(case)), case.source) for case in cases]
-        settings = Settings.model_validate({"effort": _effort()})
+        settings = JudgeSettings.model_validate({"effort": _effort()})
         judged = judge_many(pairs, concurrency=CONCURRENCY, settings=settings, server=f"unix:{socket}")
         seconds = time.perf_counter() - start
     finally:

@@ -27,7 +27,7 @@ from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.storage import all_entries, limit_bytes
 from kernelwright.sandbox.toolchain import MakingHeaders, missing_headers, toolchain
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import wire
 
@@ -93,7 +93,7 @@ def run() -> Report:
                 if way == "stock":
                     stocks.append(_build_stock(source))
                 else:
-                    built.append(_build(source, Settings()))
+                    built.append(_build(source, JudgeSettings()))
             start, stock, ours = time.perf_counter(), stocks[-1], built[-1]
             _restore(source)
             lines.append(
@@ -120,8 +120,8 @@ def run_cuda() -> Report:
         source = CUDA_ANSWERS[name]
         with empty_cache():
             stock_s = _build_stock(source)
-            ours = _build(source, Settings(device="cuda"))
-            again = _build(source + "# once more", Settings(device="cuda"))
+            ours = _build(source, JudgeSettings(device="cuda"))
+            again = _build(source + "# once more", JudgeSettings(device="cuda"))
         holds = holds and ours.seconds <= MOST_S[name] and bool(ours.refused) is (name != "right")
         lines.append(
             f"  {name:<8} stock {stock_s:5.1f} s   ours, first {ours.seconds:5.1f} s (promised: {MOST_S[name]:.0f}), "
@@ -141,7 +141,7 @@ def _build_stock(source: str) -> float:
         return time.perf_counter() - start
 
 
-def _build(source: str, settings: Settings) -> Built:
+def _build(source: str, settings: JudgeSettings) -> Built:
     """Build it as the judge does: a jailed builder, and at the same time what of the light header is missing."""
     found = toolchain()
     if found is None or not found.is_gcc:

@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.measuring import Report
 from kernelwright.sandbox.jail.layers import jail_for
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed
 from kernelwright.sandbox.workfolder import WorkFolder
 from tests.honest.test_honest import HONEST
@@ -70,7 +70,7 @@ def _usual(asked: list[tuple[str, Candidate]]) -> list[str]:
     return [f"accepted{time}" if one["correct"] else "refused" for one, time in zip(verdicts, times, strict=True)]
 
 
-def _jailed(command: list[str], folder: WorkFolder, settings: Settings) -> list[str]:
+def _jailed(command: list[str], folder: WorkFolder, settings: JudgeSettings) -> list[str]:
     jail = jail_for("builder", folder, settings)
     lifeline, held = os.pipe()
     output, status = os.pipe()

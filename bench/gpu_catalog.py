@@ -30,11 +30,13 @@ from kernelwright.prompts import Target
 from kernelwright.sandbox.calls.reference import Form
 from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.verdict.settings import CompileMode, Settings
+from kernelwright.sandbox.verdict.settings import CompileMode, JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Verdict
 from kernelwright_child import driver
 
-SETTINGS = Settings(device="cuda", worker_pairs=3, min_pairs=12, max_pairs=24, interval_target=0.02, time_budget_s=2)
+SETTINGS = JudgeSettings(
+    device="cuda", worker_pairs=3, min_pairs=12, max_pairs=24, interval_target=0.02, time_budget_s=2
+)
 BUILDERS, CALLS = 8, 5
 LIMIT_S, COMPILING_S = 60, 600
 """For an answer; and for a problem's compiled baselines, where they are not known."""

@@ -29,7 +29,7 @@ from kernelwright.problems.formats import SEPARATOR, read_collection
 from kernelwright.sandbox.jail.zygote import keep_freed_memory
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.timing.baseline_facts import PLACEBO
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import EAGER, Candidate, Passed, Verdict
 from kernelwright_child import driver
 from tests.gpu.honest import problem
@@ -64,7 +64,7 @@ def run() -> Report:
     """References against themselves on the processor, one after the other."""
     keep_freed_memory()
     names = chosen(PROBLEMS)
-    settings = Settings.model_validate({"effort": os.environ.get("KERNELWRIGHT_EFFORT", "rank")})
+    settings = JudgeSettings.model_validate({"effort": os.environ.get("KERNELWRIGHT_EFFORT", "rank")})
     each = -(-int(os.environ.get("KERNELWRIGHT_PLACEBOS", COUNT)) // len(names))
     found: list[Placebo] = []
     for name in names:
@@ -174,7 +174,7 @@ def run_on_card(*files: str) -> Report:
     if driver.device_count() == 0:
         return NO_DEVICE
     effort = os.environ.get("KERNELWRIGHT_EFFORT", "search")
-    settings = Settings.model_validate({"device": "cuda", "effort": effort})
+    settings = JudgeSettings.model_validate({"device": "cuda", "effort": effort})
     each = -(-int(os.environ.get("KERNELWRIGHT_VERDICTS", CARD_COUNT)) // len(NAMES))
     known = Counter(row["problem"] for row in kept.rows())
     for name in [name for word in chosen(NAMES) for name in _named(word)]:

@@ -28,7 +28,7 @@ from kernelwright.sandbox.peaks import peaks_here
 from kernelwright.sandbox.pool.dispatcher import Dispatcher
 from kernelwright.sandbox.pool.executor import LocalExecutor, Work, own_cores
 from kernelwright.sandbox.toolchain import prepare_headers, toolchain
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
 
 EVALUATOR = Path(__file__).with_name("usual_evaluator.py")
@@ -150,7 +150,7 @@ def _compare(target: Target) -> Report:
         print(f"  light header: {time.perf_counter() - start:.1f} s" if made else "  no light header", flush=True)
         if target.language == "cpp":
             start = time.perf_counter()
-            peaks_here(False, Settings().threads)
+            peaks_here(False, JudgeSettings().threads)
             print(
                 f"  peaks of the processor, where they are not known: {time.perf_counter() - start:.1f} s", flush=True
             )
@@ -201,7 +201,7 @@ def _evaluated(problem: Path, source: str, device: str, folder: Path) -> bool:
 
 
 async def _judged(problem: Problem, sources: list[str], target: Target) -> list[bool]:
-    settings = Settings(device="cuda" if target.language == "cuda" else "cpu")
+    settings = JudgeSettings(device="cuda" if target.language == "cuda" else "cpu")
     executor = LocalExecutor(settings, builders=len(os.sched_getaffinity(0)))
     async with Dispatcher(executor) as dispatcher:
         asked = [Work(problem=problem, candidate=Candidate(source=one, language=target.language)) for one in sources]
@@ -212,7 +212,7 @@ async def _judged(problem: Problem, sources: list[str], target: Target) -> list[
 LEAST_LINEAR = 0.9
 PER_DEVICE, LEAST_PER_DEVICE = "12", 4
 EXAMPLE = Path(__file__).parent.parent / "prompts" / "examples" / "cuda"
-QUICK = Settings(min_pairs=4, max_pairs=4, worker_pairs=1, time_budget_s=0.1, without=("placebo",))
+QUICK = JudgeSettings(min_pairs=4, max_pairs=4, worker_pairs=1, time_budget_s=0.1, without=("placebo",))
 
 
 class Round(NamedTuple):
@@ -250,7 +250,7 @@ async def _rounds(sizes: list[int], cuda: bool) -> list[Round]:
     per_device = int(os.environ.get("KERNELWRIGHT_PER_DEVICE", PER_DEVICE))
     if per_device < LEAST_PER_DEVICE:
         sys.exit(f"KERNELWRIGHT_PER_DEVICE={per_device} gives no rate; use at least {LEAST_PER_DEVICE}")
-    settings = Settings(device="cuda") if cuda else QUICK
+    settings = JudgeSettings(device="cuda") if cuda else QUICK
     works = _works(cuda, per_device * max(sizes))
     await _round(settings, works, max(sizes))
     rounds = []
@@ -261,7 +261,7 @@ async def _rounds(sizes: list[int], cuda: bool) -> list[Round]:
     return rounds
 
 
-async def _round(settings: Settings, works: list[Work], devices: int) -> Round:
+async def _round(settings: JudgeSettings, works: list[Work], devices: int) -> Round:
     """Judge all of the work on a number of devices; processes start before the clock does."""
     finished: dict[str, list[float]] = {}
 

@@ -24,7 +24,7 @@ from kernelwright.sandbox.jail.zygote import prepare_judge
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.verdict.errors import SandboxError
-from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings, JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
 from kernelwright_child import driver
 
@@ -60,7 +60,7 @@ def run() -> Report:
     for name in names:
         candidate = Candidate(source=recorded_source(name, "cpp"), language="cpp")
         for effort in EFFORTS:
-            with Judges(Settings(effort=effort)) as judges:
+            with Judges(JudgeSettings(effort=effort)) as judges:
                 problem = load_problem(name, "cpu")
                 times = [_seconds(judges, problem, candidate, "passed") for _ in range(1 + ROUNDS)][1:]
             lines.append(f"  {name} at {effort}, in a running judge: {spread(times)}")
@@ -109,7 +109,7 @@ def run_on_card() -> Report:
     _build_all(names)
     rights, wrongs, failed = [], [], []
     modes = os.environ.get("KERNELWRIGHT_COMPILED", "default").split()
-    settings = Settings.model_validate({"device": "cuda", "effort": "search", "compiled": modes})
+    settings = JudgeSettings.model_validate({"device": "cuda", "effort": "search", "compiled": modes})
     with Judges(settings) as judges:
         for name in names:
             if not is_in_time():
@@ -156,5 +156,5 @@ def _build_all(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    with Judge(load_problem(sys.argv[1], "gpu"), Settings(device="cuda", effort="search")) as judge:
+    with Judge(load_problem(sys.argv[1], "gpu"), JudgeSettings(device="cuda", effort="search")) as judge:
         judge.build(_candidate(sys.argv[1], sys.argv[2]), ahead=False).close()

@@ -24,7 +24,7 @@ from kernelwright.sandbox.pool.judges import within_memory
 from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSION
-from kernelwright.sandbox.verdict.settings import Accuracy, Settings
+from kernelwright.sandbox.verdict.settings import Accuracy, JudgeSettings
 
 Status = Literal["ok", "weak", "unsupported", "unsupported here", "broken", "failed"]
 ORDER: tuple[Status, ...] = ("ok", "weak", "unsupported", "unsupported here", "broken", "failed")
@@ -39,7 +39,7 @@ class Examined(NamedTuple):
     """In one word each, the reasons for `weak`: `lazy`, `random`."""
 
 
-Examine = Callable[[Problem, Settings], Examined]
+Examine = Callable[[Problem, JudgeSettings], Examined]
 """Runs a problem in the jail."""
 
 
@@ -71,7 +71,7 @@ class Checked(Record):
         return f"{self.problem}: {self.status}{''.join(f'; {reason}' for reason in self.why)}"
 
 
-def begun(entry: Entry, settings: Settings) -> Checked:
+def begun(entry: Entry, settings: JudgeSettings) -> Checked:
     if entry.problem is None:
         status: Status = "broken" if entry.status == "broken" else "unsupported"
         return Checked(problem=entry.id, status=status, why=(entry.why,))
@@ -86,7 +86,7 @@ def begun(entry: Entry, settings: Settings) -> Checked:
     )
 
 
-def check_entry(examine: Examine, settings: Settings, entry: Entry) -> Checked:
+def check_entry(examine: Examine, settings: JudgeSettings, entry: Entry) -> Checked:
     """Return the line of an entry; it is run only where its text alone does not decide. Raises `MachineError`."""
     line = begun(entry, settings)
     if entry.problem is None:
@@ -98,7 +98,7 @@ def check_entry(examine: Examine, settings: Settings, entry: Entry) -> Checked:
     return line.model_copy(update=found._asdict() | {"why": why, "seconds": seconds})
 
 
-def _examined(examine: Examine, settings: Settings, problem: Problem) -> Examined:
+def _examined(examine: Examine, settings: JudgeSettings, problem: Problem) -> Examined:
     if said := backend_of(settings).refusal_by_text(problem):
         return Examined("unsupported here", (said,), ("memory",))
     try:
@@ -204,7 +204,7 @@ class _Reweighted:
             return self._subject.call(values)
 
 
-def examine_problem(problem: Problem, settings: Settings) -> Examined:
+def examine_problem(problem: Problem, settings: JudgeSettings) -> Examined:
     """Examine a problem in the jail. Raises the reason why its reference is refused, and `MachineError`."""
     backend = backend_of(settings)
     backend.certain_bytes = 0

@@ -35,7 +35,7 @@ from kernelwright.sandbox.machine import require_tools, versions
 from kernelwright.sandbox.pool.judge_pool import Where, as_far_as_there, settled
 from kernelwright.sandbox.storage import Store
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 
 SUITES = ("demo", "recorded", "catalog", "seeds")
 """`recorded`: the problems that ship with recorded answers; `demo`: as many of them as two cores judge in some minutes;
@@ -124,7 +124,7 @@ class RunConfig(Record):
     versions: TargetVersions = TargetVersions()
     device: str | None = None
     """A named device whose sheet the prompt shows; None for this machine."""
-    judging: Settings = Settings()
+    judging: JudgeSettings = JudgeSettings()
     executor: Where = Where()
     attempts: dict[str, int] = Field(default_factory=dict)
     """The number of attempts of a problem, where it differs from that of the search."""
@@ -240,7 +240,7 @@ def run(
     model: str | None = None,
     out: Path | None = None,
     provider: ProviderOptions | None = None,
-    settings: Settings | None = None,
+    settings: JudgeSettings | None = None,
     **search_options: object,
 ) -> list[View]:
     """Search for kernels from Python: a catalog name, a path or a `Problem` each. Returns a view for each problem.
@@ -253,7 +253,7 @@ def run(
     recorded = answers.kind == "recorded"
     chosen = (FOR_RECORDED if recorded else {}) | {"model": model or answers.kind} | search_options
     config = SearchConfig.model_validate(chosen)
-    judging = settings or Settings()
+    judging = settings or JudgeSettings()
     if "effort" not in judging.model_fields_set:
         judging = judging.at("search")
     if "device" not in judging.model_fields_set:
@@ -300,7 +300,7 @@ def show_prompt(choice: PromptChoice, without: frozenset[str] = frozenset()) -> 
         role=choice.role,
         device=sheet,
         versions=TargetVersions(**({} if choice.device else versions_here().model_dump()) | choice.versions),
-        baselines=Baselines() if choice.device else remembered(problem, sheet, Settings().threads),
+        baselines=Baselines() if choice.device else remembered(problem, sheet, JudgeSettings().threads),
         parent=parent,
     )
     return render(brief, without=without)
@@ -309,7 +309,7 @@ def show_prompt(choice: PromptChoice, without: frozenset[str] = frozenset()) -> 
 def first_prompt(problem: Problem, target: Target) -> Prompt:
     """Render the first prompt of a search for a problem."""
     sheet = sheet_for(target, None)
-    known = remembered(problem, sheet, Settings().threads)
+    known = remembered(problem, sheet, JudgeSettings().threads)
     here = {"device": sheet, "versions": versions_here(), "baselines": known}
     return render(Brief(problem=problem, target=target, role="propose", **here))
 

@@ -30,7 +30,7 @@ from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.pool.dispatcher import Dispatcher
 from kernelwright.sandbox.pool.executor import Conditions, Executor, Unjudged, Work, choose_kind_name
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
-from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings, JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import Candidate
 
 LARGEST_BYTES = 32 * 2**20
@@ -339,7 +339,7 @@ class Verifier:
         self.on_verified(cell, judgement)
 
 
-def judged_here(problem: Problem, candidate: Candidate, settings: Settings, device: str, named: str) -> Judgement:
+def judged_here(problem: Problem, candidate: Candidate, settings: JudgeSettings, device: str, named: str) -> Judgement:
     """Judge a candidate on this machine's `device`; `named` is its origin."""
     from kernelwright.sandbox.judge.judging import judge
 
@@ -354,11 +354,11 @@ def judged_here(problem: Problem, candidate: Candidate, settings: Settings, devi
     )
 
 
-def _settings(config: dict[str, Any]) -> Settings:
+def _settings(config: dict[str, Any]) -> JudgeSettings:
     """Return the run's settings at effort `rank` with more pairs; the defaults where they are unreadable."""
     try:
-        settings = Settings.model_validate(config.get("judging") or {})
+        settings = JudgeSettings.model_validate(config.get("judging") or {})
     except ValidationError:
-        settings = Settings()
+        settings = JudgeSettings()
     more = {name: MORE * getattr(settings, name) for name in ("min_pairs", "max_pairs", "time_budget_s")}
     return settings.at("rank").model_copy(update=more)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kernelwright.programs.placing import applied
     from kernelwright.sandbox.judge.judging import Judge, judge
     from kernelwright.sandbox.pool.judge_pool import Judged, JudgePool, JudgingError, Where, judge_many
-    from kernelwright.sandbox.verdict.settings import Settings
+    from kernelwright.sandbox.verdict.settings import JudgeSettings
     from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed, Verdict
 
 __all__ = [
@@ -29,13 +29,13 @@ __all__ = [
     "Failed",
     "Judge",
     "JudgePool",
+    "JudgeSettings",
     "Judged",
     "JudgingError",
     "Passed",
     "Problem",
     "Reward",
     "RewardTerms",
-    "Settings",
     "Verdict",
     "Where",
     "applied",
@@ -58,11 +58,11 @@ _HOMES = {
     "programs.placing": ("applied",),
     "sandbox.judge.judging": ("Judge", "judge"),
     "sandbox.pool.judge_pool": ("JudgePool", "Judged", "JudgingError", "Where", "judge_many"),
-    "sandbox.verdict.settings": ("Settings",),
+    "sandbox.verdict.settings": ("JudgeSettings",),
     "sandbox.verdict.verdicts": ("Candidate", "Failed", "Passed", "Verdict"),
 }
 
-_RENAMED = {"Judging": "JudgePool", "judge_all": "judge_many"}
+_RENAMED = {"Judging": "JudgePool", "Settings": "JudgeSettings", "judge_all": "judge_many"}
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent, unless a program or -v says otherwise
 

@@ -16,7 +16,7 @@ from kernelwright.terminal import UserMistake
 
 if TYPE_CHECKING:
     from kernelwright.sandbox.pool.judge_pool import Where
-    from kernelwright.sandbox.verdict.settings import CompileMode, JudgingEffort, Settings
+    from kernelwright.sandbox.verdict.settings import CompileMode, JudgeSettings, JudgingEffort
 
 SizeOption = Annotated[
     str | None,
@@ -140,13 +140,13 @@ class JudgingOptions(NamedTuple):
     ] = False
     jail: JailOption = "auto"
 
-    def settings(self, device: str, **more: Any) -> "Settings":
+    def settings(self, device: str, **more: Any) -> "JudgeSettings":
         """Return the settings of a device from the given options; `UserMistake` for values that cannot be."""
-        from kernelwright.sandbox.verdict.settings import BaselineGroup, Settings, WeightsPolicy
+        from kernelwright.sandbox.verdict.settings import BaselineGroup, JudgeSettings, WeightsPolicy
 
         given: dict[str, Any] = {"device": device, "jail": self.jail} | more
-        checked("jail policy", [self.jail], Settings.model_fields["jail"].annotation)
-        if checked("accuracy", [self.accuracy], Settings.model_fields["accuracy"].annotation) != ("ieee",):
+        checked("jail policy", [self.jail], JudgeSettings.model_fields["jail"].annotation)
+        if checked("accuracy", [self.accuracy], JudgeSettings.model_fields["accuracy"].annotation) != ("ieee",):
             given["accuracy"] = self.accuracy
         given |= {tool: True for tool in ("sanitize", "profile", "wait_quiet") if getattr(self, tool)}
         given["compiled"] = compile_modes(self.compiled or ())
@@ -172,7 +172,7 @@ class JudgingOptions(NamedTuple):
             raise UserMistake(
                 f"--effort {self.effort} takes as few pairs as will do; leave --pairs out, or give --effort rank"
             )
-        return Settings.model_validate(given)
+        return JudgeSettings.model_validate(given)
 
     def check_tools(self, gpu: bool, local: bool = True) -> None:
         """Check that the tools make sense and are there, before anything is judged.

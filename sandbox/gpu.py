@@ -30,7 +30,7 @@ from kernelwright.sandbox.timing.gpu_baselines import GpuBaselines
 from kernelwright.sandbox.timing.paired import Timing
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed, UnsupportedHere
 from kernelwright.sandbox.verdict.roofline import Peaks
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.statistics import GPU_LEAST, GPU_UNKNOWN
 from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child.driver import CudaError
@@ -54,7 +54,7 @@ class GpuBackend(CpuBackend):
     measures_peaks_first = True
     unknown_spread, least_spread = GPU_UNKNOWN, GPU_LEAST
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: JudgeSettings) -> None:
         super().__init__(settings)
         self.timed_threads = 2  # the judge, and a child that issues work
         self.worker_cores = list(settings.cores)
@@ -173,6 +173,6 @@ class GpuBackend(CpuBackend):
         self.free_device_memory()
 
 
-def backend_of(settings: Settings) -> CpuBackend:
+def backend_of(settings: JudgeSettings) -> CpuBackend:
     """Return what judges under these settings: the one place where it is chosen."""
     return GpuBackend(settings) if settings.gpu else CpuBackend(settings)

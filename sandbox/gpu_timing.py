@@ -40,7 +40,7 @@ from kernelwright.sandbox.timing.gpu_baselines import GpuBaselines
 from kernelwright.sandbox.timing.paired import PairedSamples, Timing
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.gpu_timing import ClockCheck, DeviceRecord
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.statistics import KnownSpread, spread_of_launches
 from kernelwright.sandbox.verdict.verdicts import EAGER, Measurement
 
@@ -120,7 +120,7 @@ class DeviceSamples(PairedSamples):
             moves_data=self.moves_data,
         )
 
-    def measurement(self, settings: Settings) -> Measurement:
+    def measurement(self, settings: JudgeSettings) -> Measurement:
         """The record: the candidate's times are those that it reports, raised to what the judge's clock supports."""
         check = self.check
         self.candidate = list(check.supported(self.reported))
@@ -203,7 +203,7 @@ class DeviceTiming(Timing):
     _baselines: GpuBaselines
 
     def __init__(
-        self, baselines: GpuBaselines, settings: Settings, device: CudaDevice, best_speedup: float | None = None
+        self, baselines: GpuBaselines, settings: JudgeSettings, device: CudaDevice, best_speedup: float | None = None
     ) -> None:
         super().__init__(baselines, settings, best_speedup)
         self._device = device

@@ -16,7 +16,7 @@ from kernelwright.terminal import DONE, FELL_SHORT, UserMistake, json_option, re
 
 if TYPE_CHECKING:
     from kernelwright.problems import Problem
-    from kernelwright.sandbox.verdict.settings import Settings
+    from kernelwright.sandbox.verdict.settings import JudgeSettings
 
 FENCE = "```"
 
@@ -113,7 +113,7 @@ def _print(report: dict[str, Any], dtype: str | None, as_json: bool) -> NoReturn
 
 
 async def _served(
-    server: str, problem: "Problem", source: str, settings: "Settings", device: str | None
+    server: str, problem: "Problem", source: str, settings: "JudgeSettings", device: str | None
 ) -> dict[str, Any]:
     from kernelwright.sandbox.pool.client import RefusedJob, ServiceClient, chosen_for_jobs, job_request
     from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError

@@ -19,7 +19,7 @@ from kernelwright.terminal import DONE, FELL_SHORT, INTERRUPTED, UserMistake, ex
 if TYPE_CHECKING:
     from kernelwright.evals.checking import Checked
     from kernelwright.problems.formats import Entry
-    from kernelwright.sandbox.verdict.settings import Settings
+    from kernelwright.sandbox.verdict.settings import JudgeSettings
 
 OF_KILLED = (
     "the process that checked it was killed, as where memory runs out; use a machine with more, or a smaller size"
@@ -28,7 +28,7 @@ OF_KILLED = (
 
 class Wanted(NamedTuple):
     entry: "Entry"
-    settings: "Settings"
+    settings: "JudgeSettings"
 
 
 app = typer.Typer(

@@ -12,7 +12,7 @@ from kernelwright.options import JailOption, MemoryOption, TopOption, compile_mo
 from kernelwright.terminal import DONE, FELL_SHORT, UserMistake, json_option, note, table_console, writing
 
 if TYPE_CHECKING:
-    from kernelwright.sandbox.verdict.settings import Settings
+    from kernelwright.sandbox.verdict.settings import JudgeSettings
 
 
 def split(
@@ -43,7 +43,7 @@ def split(
         print(read_split(folder).model_dump_json())
 
 
-def show_split(folder: Path, top: int, compiling: "Settings | None" = None, quiet: bool = False) -> None:
+def show_split(folder: Path, top: int, compiling: "JudgeSettings | None" = None, quiet: bool = False) -> None:
     """Choose, and print the table with all that a reader has to know."""
     from kernelwright.programs.record import read_capture
     from kernelwright.programs.split import PICTURE, split_capture, split_table, uncut_lines

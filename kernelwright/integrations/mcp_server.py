@@ -31,7 +31,7 @@ from kernelwright.sandbox.machine import usual_device
 from kernelwright.sandbox.pool.executor import ExecutorError
 from kernelwright.sandbox.pool.judge_pool import JudgePool, JudgingError
 from kernelwright.sandbox.verdict.report import counted_speedup
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 
 LONGEST_TEXT = 60_000
 """Characters of a prompt, a reference or a kernel in a reply; some 15,000 tokens."""
@@ -203,7 +203,9 @@ class AgentTools:
     def _pool_on(self, device: str, profile: bool) -> JudgePool:
         if (device, profile) not in self._pools:
             chosen = {"effort": "search"} | self._chosen | {"device": device, "profile": profile}
-            self._pools[device, profile] = JudgePool(CONCURRENCY, Settings.model_validate(chosen), self._server).open()
+            self._pools[device, profile] = JudgePool(
+                CONCURRENCY, JudgeSettings.model_validate(chosen), self._server
+            ).open()
         return self._pools[device, profile]
 
 

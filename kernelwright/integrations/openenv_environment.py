@@ -20,7 +20,7 @@ from kernelwright.problems import catalog_names
 from kernelwright.problems.problem import LibraryMissing
 from kernelwright.prompts import Target
 from kernelwright.sandbox.authenticity.scan import GivenProblem, checked_problems
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright_child.driver import device_count
 
 try:
@@ -111,7 +111,7 @@ def app(
     """Return the environment as a web application; by default the catalog, on this machine's GPU if it has one."""
     language: Target = target or ("cuda" if device_count() else "cpp")
     judge = scorer or CompletionScorer(
-        settings=Settings(device="cpu" if language == "cpp" else "cuda", effort="search")
+        settings=JudgeSettings(device="cpu" if language == "cpp" else "cuda", effort="search")
     )
     posed = checked_problems(problems) or catalog_names()
     return create_app(

@@ -18,12 +18,12 @@ from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.sandbox.authenticity.scan import GivenProblem, checked_problem, checked_problems, listed, shown
 from kernelwright.sandbox.pool.client import SERVER
 from kernelwright.sandbox.pool.judge_pool import Judged, JudgePool, JudgingError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 
 Completion = str | Sequence[Mapping[str, Any]]
 """The text of a reply, or the messages of a conversation, of which the assistant's last is the reply."""
-SEARCHING = Settings(effort="search")
+SEARCHING = JudgeSettings(effort="search")
 """As much effort as a choice takes; the interval is as honest as that of a ranking."""
 STARTING = threading.Lock()
 """Held while a scorer starts its thread; not the scorer's own, so that one can be sent to another process before."""
@@ -57,7 +57,7 @@ class CompletionScorer:
         self,
         *,
         server: str | None = None,
-        settings: Settings | None = None,
+        settings: JudgeSettings | None = None,
         terms: RewardTerms = USUAL,
         in_flight: int = 8,
         load: Callable[[str], Problem] | None = None,

@@ -10,7 +10,7 @@ from kernelwright.evals.runs import first_prompt
 from kernelwright.integrations.scoring import CompletionScorer
 from kernelwright.problems.problem import LibraryMissing
 from kernelwright.prompts import Target
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 
 try:
     import verifiers.v1 as vf
@@ -38,7 +38,7 @@ class KernelTasksetConfig(vf.TasksetConfig):
 @cache
 def scorer_on(device: str, server: str | None) -> CompletionScorer:
     """Return one for all tasks of this process: tasks are copied, and a judge is not."""
-    return CompletionScorer(server=server, settings=Settings(device=device, effort="search"))
+    return CompletionScorer(server=server, settings=JudgeSettings(device=device, effort="search"))
 
 
 class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):

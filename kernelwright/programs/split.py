@@ -24,7 +24,7 @@ from kernelwright.programs.record import (
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.roofline import Peaks, floor_of
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 
 LEAST_GAIN = 0.005
 """Of the program's time: where less could be gained, no part is chosen."""
@@ -236,7 +236,10 @@ def split_picture(captured: CapturedProgram, split: Split) -> str:
 
 
 def split_capture(
-    folder: Path, top: int = TOP, compiling: Settings | None = None, report: Callable[[str], None] = lambda text: None
+    folder: Path,
+    top: int = TOP,
+    compiling: JudgeSettings | None = None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> Split:
     """Choose at most `top` parts, and write `split.json` and `split.svg`; with settings torch.compile is measured.
 
@@ -261,7 +264,7 @@ def split_capture(
     return split
 
 
-def speedup_of_compile(folder: Path, part: Part, settings: Settings) -> float | None:
+def speedup_of_compile(folder: Path, part: Part, settings: JudgeSettings) -> float | None:
     """Measure eager against torch.compile for a part in the jail, by the least of a few calls each.
 
     None where it cannot compile the part. Raises `MachineError`.

@@ -15,7 +15,7 @@ from kernelwright.sandbox.locks import PATIENT, WaitLimit, processor_lock
 from kernelwright.sandbox.machine import processor_name, versions
 from kernelwright.sandbox.peaks import measured_again, peaks_here
 from kernelwright.sandbox.verdict.roofline import Peaks
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.statistics import LEAST, UNKNOWN
 from kernelwright.sandbox.workfolder import WorkFolder
 
@@ -48,7 +48,7 @@ class Backend:
     import_wall = WALL
     """An import may take this many times its limit by the wall clock."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: JudgeSettings) -> None:
         self.settings = settings
         self.timed_threads = settings.threads
         """Threads that compute during a timing."""

@@ -18,7 +18,7 @@ from kernelwright.sandbox.clocks import Clocks
 from kernelwright.sandbox.locks import DeviceLock, WaitLimit
 from kernelwright.sandbox.tensors import DeviceBytes, RawTensor, Values
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright_child import driver
 
 FLUSH = 2
@@ -380,7 +380,7 @@ class CudaDevice:
             self._flush = 0
 
 
-def device_of(settings: Settings) -> CudaDevice:
+def device_of(settings: JudgeSettings) -> CudaDevice:
     """Return the device of these settings, opened when first needed, with their memory limit."""
     device = _opened(settings.ordinal)
     device.limit_bytes = settings.device_memory_bytes

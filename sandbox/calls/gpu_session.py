@@ -38,7 +38,7 @@ from kernelwright.sandbox.jail.process import ChildGone, ChildLate
 from kernelwright.sandbox.machine import gib
 from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, described, is_sound, with_changed
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import driver
 
@@ -59,9 +59,9 @@ SHARED_AHEAD = 2**28
 
 
 class GpuSession(Session):
-    """A `Session` whose calls run on a device. Settings must have `gpu`; use it while the device is held."""
+    """A `Session` whose calls run on a device. JudgeSettings must have `gpu`; use it while the device is held."""
 
-    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings, device: CudaDevice) -> None:
+    def __init__(self, kind: Kind, folder: WorkFolder, settings: JudgeSettings, device: CudaDevice) -> None:
         super().__init__(kind, folder, settings)
         self._device = self.device = device
         self._flags: Flags | None = None

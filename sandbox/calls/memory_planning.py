@@ -10,7 +10,7 @@ from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.machine import free_bytes, gib
 from kernelwright.sandbox.storage import Store, plan_key
 from kernelwright.sandbox.verdict.errors import UnsupportedHere
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 
 CONTEXT_BYTES = 640 * 2**20
 """Device memory of each process that uses the device, before any work."""
@@ -117,7 +117,7 @@ HALVES = ("float16", "bfloat16")
 
 
 def require_room(
-    problem: Problem, settings: Settings, session: Session, source: str, certain_bytes: int = CERTAIN_BYTES
+    problem: Problem, settings: JudgeSettings, session: Session, source: str, certain_bytes: int = CERTAIN_BYTES
 ) -> None:
     """Raise `UnsupportedHere` where a reference with large inputs takes more host memory than there is.
 
@@ -137,7 +137,7 @@ def require_room(
         raise UnsupportedHere(refusal(problem.name, needs, there, ON_HOST))
 
 
-def refusal_by_text(problem: Problem, settings: Settings) -> str | None:
+def refusal_by_text(problem: Problem, settings: JudgeSettings) -> str | None:
     """Return the refusal on a processor where the inputs in the source alone are too large; None otherwise."""
     shown = input_bytes(problem.source) // (2 if problem.dtype in HALVES else 1)
     least = Needs(inputs=shown, result=0, exact=0, peak=0, weights=0)

@@ -12,7 +12,7 @@ from kernelwright.sandbox.jail.process import REPORTS_SYSCALLS, Child, ChildGone
 from kernelwright.sandbox.logs import escaped, one_line
 from kernelwright.sandbox.tensors import SharedMemory, Values, described, read_tensors, with_changed
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.settings import Defence, Settings
+from kernelwright.sandbox.verdict.settings import Defence, JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
 
 
@@ -113,7 +113,7 @@ class Timed(NamedTuple):
     device: DeviceObservation | None = None
 
 
-def beyond_threads(settings: Settings, milliseconds: float, cpu_ms: float) -> str:
+def beyond_threads(settings: JudgeSettings, milliseconds: float, cpu_ms: float) -> str:
     """Describe a call that used more processor time than its threads can; empty for others.
 
     A timed child has one core per thread, and all threads that it starts stay there. Exceeding that takes moving them
@@ -139,7 +139,7 @@ class Session:
     `Unbuilt`.
     """
 
-    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings) -> None:
+    def __init__(self, kind: Kind, folder: WorkFolder, settings: JudgeSettings) -> None:
         self._kind, self._settings = kind, settings
         self._child = Child(kind, folder, settings)
         self._shared: SharedMemory | None = None

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from kernelwright.sandbox.jail.bubblewrap import needed_paths
 from kernelwright.sandbox.jail.process import ChildLate, stat_fields
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 
 LOOK_S = 0.25
 """Interval of the checks for compilers, in seconds."""
@@ -66,7 +66,7 @@ class ImportTimeout:
     used_s: float = 0.0
 
     @classmethod
-    def of(cls, settings: Settings, used_s: float = 0.0, wall: int = WALL) -> "ImportTimeout":
+    def of(cls, settings: JudgeSettings, used_s: float = 0.0, wall: int = WALL) -> "ImportTimeout":
         """Make the limit of one import and construction after `used_s` of the build's time."""
         return cls(settings.import_timeout_s, settings.build_timeout_s - used_s, wall, len(settings.cores))
 

@@ -1,7 +1,7 @@
 """Checks of a candidate's results, and the candidate under check.
 
 A check is one entry of `CHECKS`: a name, a description, cases to call both sides on, and what to test after a call. The
-judge runs all entries in order, lets `Settings.without` switch each off by its name, and stores what they return.
+judge runs all entries in order, lets `JudgeSettings.without` switch each off by its name, and stores what they return.
 """
 
 from collections.abc import Callable, Collection, Generator
@@ -29,7 +29,7 @@ from kernelwright.sandbox.correctness.families import DRAWN
 from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.timing.baselines import PERMITTING, Baselines
 from kernelwright.sandbox.verdict.errors import StageFailed
-from kernelwright.sandbox.verdict.settings import Accuracy, Defence, Settings
+from kernelwright.sandbox.verdict.settings import Accuracy, Defence, JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Evidence
 
 OTHER_WEIGHTS = "as drawn, once other weights were copied into its parameters"
@@ -70,7 +70,7 @@ class Trial:
     reference: ReferenceSession
     """The reference whose arguments and weights that worker has."""
 
-    def __init__(self, baselines: Baselines, settings: Settings) -> None:
+    def __init__(self, baselines: Baselines, settings: JudgeSettings) -> None:
         self._baselines, self._settings = baselines, settings
         self.problem = baselines.problem
         self.operation = operation(self.problem)
@@ -180,7 +180,7 @@ Moment = Literal["each call", "first call", "end"]
 
 
 class Check(NamedTuple):
-    """A test of a candidate. Its name switches it off in `Settings.without`, and its result is evidence under it."""
+    """A test of a candidate. `JudgeSettings.without` disables it by its name, and its result is evidence under it."""
 
     name: str
     describe: str

@@ -16,7 +16,7 @@ from kernelwright.sandbox.jail import bubblewrap, cgroups
 from kernelwright.sandbox.machine import CHILD_FOLDER, CHILD_ROOT
 from kernelwright.sandbox.toolchain import shown_paths
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import JAIL_OFF
 from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import confine
@@ -132,7 +132,7 @@ class Jail(NamedTuple):
             self.group.close()
 
 
-def jail_for(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
+def jail_for(kind: Kind, folder: WorkFolder, settings: JudgeSettings) -> Jail:
     """Make the jail for one child. Raises `MachineError` where the policy is `strict` and a layer is not available."""
     if settings.jail == "off":
         plan = dict.fromkeys(("limits", "user", "landlock", "filter", "memory", "folder", "folder_bytes"))
@@ -146,7 +146,7 @@ def jail_for(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
     return jail
 
 
-def _best(kind: Kind, folder: WorkFolder, settings: Settings) -> Jail:
+def _best(kind: Kind, folder: WorkFolder, settings: JudgeSettings) -> Jail:
     gpu, writable = settings.gpu, folder.places("build") if kind == "worker" else folder.places()
     readable = [str(folder.path), *folder.shown, *(shown_paths() if kind == "builder" else ())]
     prefix = None
@@ -231,7 +231,7 @@ def _around(shown: list[str], hidden: list[str]) -> tuple[list[str], list[str]]:
     return paths, opened
 
 
-def _limits(settings: Settings, own_users: bool) -> dict[str, int]:
+def _limits(settings: JudgeSettings, own_users: bool) -> dict[str, int]:
     """Make the resource limits. CUDA reserves far more address space than it uses, so RLIMIT_AS is never set."""
     # Pending signals and timers of this process's user, which the kernel counts against the limit.
     pending = int(Path("/proc/self/status").read_text().partition("SigQ:")[2].split("/", 1)[0] or 0)

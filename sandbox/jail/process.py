@@ -18,7 +18,7 @@ from kernelwright.sandbox.jail.bubblewrap import namespaces
 from kernelwright.sandbox.jail.layers import Jail, Kind, jail_for
 from kernelwright.sandbox.jail.zygote import ZYGOTES, Capture, Zygote, ZygoteGone, Zygotes
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder, shared_environment
 from kernelwright_child import supervisor
 
@@ -251,7 +251,9 @@ class Child:
     The supervisor inside the jail ends the whole tree when this object is closed or this process dies.
     """
 
-    def __init__(self, kind: Kind, folder: WorkFolder, settings: Settings, zygotes: Zygotes | None = ZYGOTES) -> None:
+    def __init__(
+        self, kind: Kind, folder: WorkFolder, settings: JudgeSettings, zygotes: Zygotes | None = ZYGOTES
+    ) -> None:
         self._wanted = kind, folder, settings
         self._zygotes = zygotes
         shared = shared_environment(settings.threads, steady=True)

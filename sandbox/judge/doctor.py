@@ -46,7 +46,7 @@ from kernelwright.sandbox.storage import VARIABLE, cache_root, is_full, is_writa
 from kernelwright.sandbox.tensors import MemoryReadError, read_bytes
 from kernelwright.sandbox.toolchain import python_header
 from kernelwright.sandbox.verdict.errors import MachineError, SandboxError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder, sweep, temporary_place
 from kernelwright_child import confine, driver
 
@@ -293,7 +293,7 @@ def _child() -> Iterator[HealthCheck]:
         start = time.monotonic()
         folder = WorkFolder()
         try:
-            child = Child("worker", folder, Settings())
+            child = Child("worker", folder, JudgeSettings())
             try:
                 child.greet(time.monotonic() + 60)
                 child.stop()
@@ -336,7 +336,7 @@ def _further() -> str:
     folder = WorkFolder()
     try:
         start = time.monotonic()
-        child = Child("worker", folder, Settings())
+        child = Child("worker", folder, JudgeSettings())
         try:
             child.greet(time.monotonic() + 60)
             ready_ms = 1e3 * (time.monotonic() - start)

@@ -40,7 +40,7 @@ from kernelwright.sandbox.timing.paired import in_background
 from kernelwright.sandbox.toolchain import require_headers
 from kernelwright.sandbox.verdict.errors import StageFailed, UnsupportedProblem
 from kernelwright.sandbox.verdict.judge_version import JUDGE, JUDGE_VERSION
-from kernelwright.sandbox.verdict.settings import Accuracy, Settings
+from kernelwright.sandbox.verdict.settings import Accuracy, JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence, Failed, Look, Measurement, Passed, Verdict
 
 UNOBSERVED = "which kernels and operators run in a call"
@@ -49,9 +49,9 @@ UNOBSERVED = "which kernels and operators run in a call"
 class Judge:
     """Judge of candidates for one problem. Its reference processes serve all of them; use it as a context."""
 
-    def __init__(self, problem: GivenProblem, settings: Settings | None = None) -> None:
+    def __init__(self, problem: GivenProblem, settings: JudgeSettings | None = None) -> None:
         self.problem = problem = problem_of(problem)
-        chosen = settings or Settings()
+        chosen = settings or JudgeSettings()
         self.settings = chosen.at(chosen.effort)
         require_known(self.settings.without)
         if self.settings.weights == "seed" and compares_by_name(problem):
@@ -287,14 +287,14 @@ class Judge:
         )
 
 
-def judge(problem: GivenProblem, candidate: GivenSource, settings: Settings | None = None) -> Verdict:
+def judge(problem: GivenProblem, candidate: GivenSource, settings: JudgeSettings | None = None) -> Verdict:
     """One verdict for one candidate; for several of the same problem, keep a `Judge`.
 
     Where the settings name no device it is judged where its language runs; plain Python on a GPU where there is one,
     unless the problem's size is for a processor. Raises `ValueError` for a bad problem or source.
     """
     problem, candidate = problem_of(problem), candidate_given(checked_source(candidate))
-    chosen = settings or Settings()
+    chosen = settings or JudgeSettings()
     if "device" not in chosen.model_fields_set:
         device = usual_device(candidate.language, problem.size)
         chosen = chosen.on(device)

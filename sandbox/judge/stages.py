@@ -29,7 +29,7 @@ from kernelwright.sandbox.tensors import MemoryReadError, Values
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.toolchain import MakingHeaders, Toolchain, missing_headers, toolchain
 from kernelwright.sandbox.verdict.errors import SandboxError, Stage, StageFailed
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Authenticity, Candidate, Look
 from kernelwright.sandbox.workfolder import WorkFolder
 
@@ -38,7 +38,7 @@ MEASURING = {
     *("effort", "warm_up", "worker_pairs", "min_pairs", "max_pairs", "time_budget_s", "interval_target"),
     *("accuracy", "compiled", "baselines", "sanitize", "profile", "wait_quiet"),
 }
-"""Settings that no worker knows of."""
+"""JudgeSettings that no worker knows of."""
 
 
 class WarmWorkers:
@@ -95,7 +95,7 @@ class SpareWorkers:
         self._forget: Callable[[], None] | None = None
         self._is_closed = False
 
-    def fits(self, settings: Settings) -> bool:
+    def fits(self, settings: JudgeSettings) -> bool:
         """Return whether these settings would start the same workers: they may differ in how much is measured."""
         return settings.model_dump(exclude=MEASURING) == self._backend.settings.model_dump(exclude=MEASURING)
 

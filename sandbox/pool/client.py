@@ -24,18 +24,18 @@ from kernelwright.sandbox.verdict.settings import (
     Accuracy,
     BaselineGroup,
     CompileMode,
+    JudgeSettings,
     JudgingEffort,
-    Settings,
     WeightsPolicy,
 )
 from kernelwright.sandbox.verdict.verdicts import Verdict
 
 SERVICE_S_OWN = frozenset({"device", "cores"})
-"""Settings that a job gives in another way, or that follow from the device."""
+"""JudgeSettings that a job gives in another way, or that follow from the device."""
 
 
 class JobSettings(Record):
-    """Settings of a job: the effort of its verdict, and further measurements. All others are the service's own."""
+    """JudgeSettings of a job: the effort of its verdict, and further measurements. All others are the service's own."""
 
     min_pairs: int | None = Field(default=None, ge=4, le=600)
     max_pairs: int | None = Field(default=None, ge=4, le=600)
@@ -52,9 +52,9 @@ class JobSettings(Record):
     accuracy: Accuracy | None = None
 
 
-def chosen_for_jobs(settings: Settings) -> dict[str, JsonValue]:
+def chosen_for_jobs(settings: JudgeSettings) -> dict[str, JsonValue]:
     """Return the chosen settings, to be sent. Raises `ExecutorError` for those that are the service's to choose."""
-    usual = Settings().model_dump(mode="json")
+    usual = JudgeSettings().model_dump(mode="json")
     chosen = settings.model_dump(mode="json", exclude_unset=True)
     wanted = {name: value for name, value in chosen.items() if name not in SERVICE_S_OWN and value != usual[name]}
     if own := sorted(set(wanted) - set(JobSettings.model_fields)):
@@ -290,7 +290,7 @@ class RemoteExecutor:
     builders: int
     alternates = False
 
-    def __init__(self, settings: Settings, server: str) -> None:
+    def __init__(self, settings: JudgeSettings, server: str) -> None:
         """Raises `ExecutorError` for settings that are the service's own to choose, and for a wrong address."""
         self._overrides = chosen_for_jobs(settings)
         self._place = "cuda" if settings.gpu else "cpu"

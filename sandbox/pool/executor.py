@@ -22,12 +22,12 @@ from kernelwright.sandbox.machine import processor_name
 from kernelwright.sandbox.pool.lines import NO_ANSWER, Ended, ProcessOnDemand
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, JUDGE_VERSION
-from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings, JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
 from kernelwright_child import driver
 
 NO_CONDITION = frozenset({"memory_bytes", "device_memory_bytes", "wait_quiet"})
-"""Settings that decide whether something can be judged, and never what the verdict is."""
+"""JudgeSettings that decide whether something can be judged, and never what the verdict is."""
 WORKER = "kernelwright.sandbox.pool.worker"
 """The module that a worker process of this machine runs."""
 CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -53,7 +53,7 @@ class Conditions(Record):
 
     @classmethod
     def here(cls, device: str, settings: dict[str, Any]) -> "Conditions":
-        """Return those of this process for a device and a dumped `Settings`."""
+        """Return those of this process for a device and a dumped `JudgeSettings`."""
         text = json.dumps({key: value for key, value in settings.items() if key not in NO_CONDITION}, sort_keys=True)
         return cls(judge_version=str(JUDGE_VERSION), device=device, torch=torch_version(), settings=text)
 
@@ -147,7 +147,7 @@ class Work(Record):
     overrides: Annotated[dict[str, JsonValue], Field(validation_alias=AliasChoices("overrides", "asks"))] = Field(
         default={}
     )
-    """Settings of the judge in place of the worker's, for this work alone."""
+    """JudgeSettings of the judge in place of the worker's, for this work alone."""
 
 
 class Question(Record):
@@ -231,14 +231,14 @@ def own_cores() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
-def settings_on(settings: Settings, cores: tuple[int, ...]) -> Settings:
+def settings_on(settings: JudgeSettings, cores: tuple[int, ...]) -> JudgeSettings:
     """Return the chosen settings for a device with these cores, with at most as many threads.
 
     A worker sees one GPU alone, and so has it as `cuda`.
     """
     chosen = settings.model_dump(mode="json", exclude_unset=True)
     chosen |= {"cores": cores, "threads": min(chosen.get("threads", len(cores)), len(cores))}
-    return Settings.model_validate(chosen | ({"device": "cuda"} if settings.gpu else {}))
+    return JudgeSettings.model_validate(chosen | ({"device": "cuda"} if settings.gpu else {}))
 
 
 def split(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
@@ -255,10 +255,10 @@ def shared_cores(cores: tuple[int, ...], gpus: int) -> list[tuple[int, ...]]:
     return split(cores, gpus) if gpus <= len(cores) else [cores] * gpus
 
 
-def local_devices(settings: Settings, count: int | None) -> tuple[Device, ...]:
+def local_devices(settings: JudgeSettings, count: int | None) -> tuple[Device, ...]:
     """Return the first `count` CUDA devices, or as many parts of the cores; for None all CUDA devices, or one part.
 
-    Settings that name one of several (`cuda:1`) give that one. Raises `ExecutorError` for more than there are,
+    JudgeSettings that name one of several (`cuda:1`) give that one. Raises `ExecutorError` for more than there are,
     `MachineError` where there are no CUDA devices at all.
     """
     if not settings.gpu:
@@ -274,7 +274,7 @@ def local_devices(settings: Settings, count: int | None) -> tuple[Device, ...]:
     return tuple(device_at(ordinal, names[ordinal], settings, shares[ordinal]) for ordinal in chosen)
 
 
-def ordinals(settings: Settings, count: int | None, there: int) -> range:
+def ordinals(settings: JudgeSettings, count: int | None, there: int) -> range:
     if ":" not in settings.device:
         return range(there if count is None else count)
     if count is not None:
@@ -284,7 +284,7 @@ def ordinals(settings: Settings, count: int | None, there: int) -> range:
     return range(settings.ordinal, settings.ordinal + 1)
 
 
-def device_at(ordinal: int, kind: str, settings: Settings, cores: tuple[int, ...], node: str = "local") -> Device:
+def device_at(ordinal: int, kind: str, settings: JudgeSettings, cores: tuple[int, ...], node: str = "local") -> Device:
     """Return a device with the conditions of its verdicts; call it on its node."""
     conditions = Conditions.here(kind, settings_on(settings, cores).model_dump(mode="json"))
     return Device(kind=kind, ordinal=ordinal, node=node, cores=cores, conditions=conditions)
@@ -294,7 +294,12 @@ class WorkerProcess(ProcessOnDemand):
     """A worker of this machine. It answers as many questions at the same time as it has threads."""
 
     def __init__(
-        self, settings: Settings, threads: int, *, stays: bool = False, environment: Mapping[str, str] | None = None
+        self,
+        settings: JudgeSettings,
+        threads: int,
+        *,
+        stays: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """`stays`: whether it keeps to the cores of its settings, with everything that it starts."""
         chosen = settings.model_dump_json(exclude_unset=True)
@@ -321,7 +326,7 @@ class LocalExecutor:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: JudgeSettings,
         builders: int,
         devices: int | Sequence[Device] | None = None,
         at_once: bool = False,

@@ -50,7 +50,7 @@ from kernelwright.sandbox.pool.executor import (
     own_cores,
 )
 from kernelwright.sandbox.verdict.report import report
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright_child import driver
 
 NAMES = ("local", "ray")
@@ -76,7 +76,7 @@ class Where(Record):
         return self.executor == "local" and self.server is None
 
 
-def executor_for(choice: Where, settings: Settings, at_once: bool = False) -> Executor:
+def executor_for(choice: Where, settings: JudgeSettings, at_once: bool = False) -> Executor:
     """Return the executor, not opened yet. Raises `ExecutorError` for choices that contradict each other.
 
     `at_once`: this machine's processes start when it is opened, not when they are first needed.
@@ -92,7 +92,7 @@ def executor_for(choice: Where, settings: Settings, at_once: bool = False) -> Ex
     return RayExecutor(settings, choice.address, choice.builders, choice.devices)
 
 
-def settled(choice: Where, settings: Settings) -> Where:
+def settled(choice: Where, settings: JudgeSettings) -> Where:
     """Return the choice with its kind of device, so that a resumed run stays with that one; a cluster is asked.
 
     Where nothing is chosen, it stays open.
@@ -110,7 +110,7 @@ def settled(choice: Where, settings: Settings) -> Where:
     return choice.model_copy(update={"kind": asyncio.run(kind())})
 
 
-def as_far_as_there(choice: Where, settings: Settings) -> tuple[Where, Settings]:
+def as_far_as_there(choice: Where, settings: JudgeSettings) -> tuple[Where, JudgeSettings]:
     """Return both with no more cores, memory and GPUs than this machine has; print a line where they change.
 
     On a GPU these only decide how long a run takes. On a processor candidates are measured on its cores: where one is
@@ -191,7 +191,7 @@ class JudgePool:
     def __init__(
         self,
         concurrency: int = CONCURRENCY,
-        settings: Settings | None = None,
+        settings: JudgeSettings | None = None,
         server: str | None = None,
         where: Where | None = None,
     ) -> None:
@@ -223,7 +223,7 @@ class JudgePool:
         if self.server is not None:
             self._service = ServiceClient(self.server)
             return self
-        chosen = self.settings or Settings()
+        chosen = self.settings or JudgeSettings()
         where = self._where
         if where is not None:
             executor = executor_for(where, chosen, at_once=True)
@@ -315,7 +315,7 @@ class JudgePool:
 def judge_many(
     pairs: Iterable[Pair],
     concurrency: int = CONCURRENCY,
-    settings: Settings | None = None,
+    settings: JudgeSettings | None = None,
     server: str | None = None,
     where: Where | None = None,
 ) -> list[Judged]:

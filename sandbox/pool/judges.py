@@ -30,7 +30,7 @@ from kernelwright.sandbox.verdict.errors import (
     UnsupportedHere,
     UnsupportedProblem,
 )
-from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings, JudgingEffort
 from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
 
 R = TypeVar("R")
@@ -59,7 +59,7 @@ USUAL: Overrides = {}
 
 
 class _SharedJudge(Judge):
-    def __init__(self, problem: Problem, settings: Settings) -> None:
+    def __init__(self, problem: Problem, settings: JudgeSettings) -> None:
         super().__init__(problem, settings)
         self.starting = threading.Lock()
         self.started = False
@@ -72,7 +72,7 @@ class Judges:
     Its methods raise `MachineError` or `BrokenProblem` where no verdict is possible; the latter ends the problem's.
     """
 
-    def __init__(self, settings: Settings, kept: int = KEPT, is_lasting: bool = True) -> None:
+    def __init__(self, settings: JudgeSettings, kept: int = KEPT, is_lasting: bool = True) -> None:
         """`is_lasting`: whether more than one candidate will be judged."""
         self.settings = settings
         self._spare = SpareWorkers(backend_of(settings), is_lasting) if settings.gpu else None
@@ -172,13 +172,15 @@ class Judges:
         if self._spare is not None:
             self._spare.close()
 
-    def _settings(self, overrides: Overrides) -> Settings:
-        chosen = Settings.model_validate(self.settings.model_dump() | dict(overrides)) if overrides else self.settings
+    def _settings(self, overrides: Overrides) -> JudgeSettings:
+        chosen = (
+            JudgeSettings.model_validate(self.settings.model_dump() | dict(overrides)) if overrides else self.settings
+        )
         return chosen.at(chosen.effort)
 
     @contextmanager
     def _work_on(
-        self, problem: Problem, candidate: Candidate, fresh: bool, settings: Settings, overrides: Overrides
+        self, problem: Problem, candidate: Candidate, fresh: bool, settings: JudgeSettings, overrides: Overrides
     ) -> Iterator[Judge]:
         require_tools(candidate.language)
         key = None if fresh else (problem.digest, settings.effort, _text(overrides))
@@ -196,7 +198,7 @@ class Judges:
             if key is not None and is_spoilt:
                 self._forget(key)
 
-    def _taken(self, key: Key | None, problem: Problem, settings: Settings) -> _SharedJudge:
+    def _taken(self, key: Key | None, problem: Problem, settings: JudgeSettings) -> _SharedJudge:
         with self._choosing:
             if self._is_stopped:
                 raise MachineError("the judging was stopped")

@@ -51,7 +51,7 @@ from kernelwright.sandbox.pool.executor import (
 )
 from kernelwright.sandbox.storage import cache_root
 from kernelwright.sandbox.verdict.judge_version import other_version, own_versions
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import HeldFolder
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ START_S = 180.0
 ENDING_S = 20.0
 
 
-def judges_on(settings: Settings) -> "Judges":
+def judges_on(settings: JudgeSettings) -> "Judges":
     """Make this process a judge, before torch is imported; return what judges in it."""
     prepare_judge(settings.threads)
     from kernelwright.sandbox.pool.judges import Judges
@@ -189,7 +189,10 @@ class DeviceWorker:
     def __init__(self, chosen: str, counts: dict[str, int], kinds: list[str]) -> None:
         """`chosen`: settings as JSON; `counts`: devices by node; `kinds`: declared ones by ordinal, or none."""
         set_passive_waiting()  # a GPU's name is asked of torch
-        context, settings = importlib.import_module("ray").get_runtime_context(), Settings.model_validate_json(chosen)
+        context, settings = (
+            importlib.import_module("ray").get_runtime_context(),
+            JudgeSettings.model_validate_json(chosen),
+        )
         node, ids = context.get_node_id(), context.get_accelerator_ids().get("GPU", [])
         ordinal = int(ids[0]) if ids and ids[0].isdigit() else 0
         count = counts.get(node, 1)
@@ -238,7 +241,7 @@ _builders: dict[str, "Judges"] = {}
 def build(chosen: str, question: str) -> tuple[str, bytes | None]:
     """Build on Ray; return the answer, and the build where there is one."""
     if chosen not in _builders:
-        _builders[chosen] = judges_on(settings_on(Settings.model_validate_json(chosen), own_cores()))
+        _builders[chosen] = judges_on(settings_on(JudgeSettings.model_validate_json(chosen), own_cores()))
         atexit.register(_builders[chosen].close)
     return _built(_builders[chosen], question)
 
@@ -292,7 +295,11 @@ def is_kept(digest: str) -> bool:
 
 class RayExecutor:
     def __init__(
-        self, settings: Settings, address: str | None, builders: int | None, devices: int | Sequence[str] | None = None
+        self,
+        settings: JudgeSettings,
+        address: str | None,
+        builders: int | None,
+        devices: int | Sequence[str] | None = None,
     ) -> None:
         """`devices`: for a cluster of this machine alone, how many to declare, or their kinds."""
         self._settings, self._address = settings, address and checked_address(address)

@@ -14,7 +14,7 @@ from kernelwright.sandbox.jail.zygote import frozen_imports, prepare_judge
 from kernelwright.sandbox.logs import show_logs_as_asked
 from kernelwright.sandbox.pool.executor import Answer, JobError, Question
 from kernelwright.sandbox.pool.lines import LineServer, answers_only
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import close_all
 from kernelwright_child import driver, supervisor
 
@@ -44,7 +44,7 @@ def end_children() -> None:
 
 
 def main() -> None:
-    threads, settings = int(sys.argv[1]), Settings.model_validate_json(sys.argv[2])
+    threads, settings = int(sys.argv[1]), JudgeSettings.model_validate_json(sys.argv[2])
     out = answers_only()
     show_logs_as_asked()
     if sys.argv[3:] == ["stays"]:

@@ -21,7 +21,7 @@ from kernelwright.sandbox.pool.client import JobSettings
 from kernelwright.sandbox.pool.executor import Stage, Work
 from kernelwright.sandbox.pool.lines import Ended, LineServer, ProcessOnDemand, answers_only
 from kernelwright.sandbox.service.store import DeviceKind, NewJob
-from kernelwright.sandbox.verdict.settings import JudgingEffort, Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings, JudgingEffort
 
 LONGEST_TEXT = 2**18
 """Characters of a source or of a problem's text."""
@@ -144,7 +144,7 @@ def _overrides(asked: JobRequest) -> dict[str, JsonValue]:
     overrides = asked.settings.model_dump(mode="json", exclude_none=True)
     overrides |= {} if asked.effort is None else {"effort": asked.effort}
     try:
-        Settings.model_validate(overrides)
+        JudgeSettings.model_validate(overrides)
     except ValidationError as error:
         fault = first_fault(error)
         raise RequestError(f"`settings`: {fault.key}: {fault.said}") from None

@@ -32,7 +32,7 @@ from kernelwright.sandbox.service.app import application
 from kernelwright.sandbox.service.queue import DeviceGroup, JobQueue
 from kernelwright.sandbox.service.requests import TextReaders
 from kernelwright.sandbox.service.store import JOBS, DeviceKind, JobStore
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 
 LARGEST_HEAD_BYTES = 16 * 2**10
 LARGEST_REST_BYTES = 64 * 2**20
@@ -226,7 +226,7 @@ class ServiceOptions(Record):
     """Jobs that may be open."""
     keep: int
     """Ended jobs that can still be fetched."""
-    settings: dict[DeviceKind, Settings]
+    settings: dict[DeviceKind, JudgeSettings]
     """The usual settings on each kind of device."""
     where: Where = Where()
 

@@ -24,7 +24,7 @@ from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.timing.baseline_facts import BaselineTimes, Spreads, by_worker, processor_kind
 from kernelwright.sandbox.toolchain import require_python_header
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
-from kernelwright.sandbox.verdict.settings import Accuracy, CompileMode, Settings
+from kernelwright.sandbox.verdict.settings import Accuracy, CompileMode, JudgeSettings
 from kernelwright.sandbox.verdict.statistics import KnownSpread
 from kernelwright.sandbox.verdict.verdicts import Measurement, ProblemStatus
 from kernelwright.sandbox.workfolder import WorkFolder, shared_environment
@@ -86,7 +86,7 @@ class CompiledStore(FolderStore):
         return digest_of(facts + [f"{name}={value}" for name, value in sorted(place.versions.items())])
 
 
-def begin_compiler(settings: Settings) -> None:
+def begin_compiler(settings: JudgeSettings) -> None:
     """Have the process import the compiler that compiled references are forked from, while others start."""
     ZYGOTES.find(shared_environment(settings.threads, steady=True), CompilerFolder.imports)
 

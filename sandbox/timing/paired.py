@@ -21,7 +21,7 @@ from kernelwright.sandbox.judge.stages import WarmWorkers
 from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.timing.baseline_facts import PLACEBO
 from kernelwright.sandbox.timing.baselines import Baselines
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.statistics import KnownSpread
 from kernelwright.sandbox.verdict.verdicts import NOISE_LIMIT, SAME_WITHIN, Measurement, Pairing
 
@@ -32,7 +32,7 @@ class FreshValues:
     A process draws one set of values at a time, so take what was drawn ahead before asking for more.
     """
 
-    def __init__(self, baselines: Baselines, settings: Settings, beside: ThreadPoolExecutor) -> None:
+    def __init__(self, baselines: Baselines, settings: JudgeSettings, beside: ThreadPoolExecutor) -> None:
         self._baselines, self._settings, self._beside = baselines, settings, beside
         families = baselines.domain.families if settings.varies_inputs else ()
         self._families = schedule(random.SystemRandom(), families)
@@ -160,7 +160,7 @@ class PairedSamples:
         self.eager_cpu.append(theirs.cpu_ms)
         self.workers.append(number)
 
-    def measurement(self, settings: Settings) -> Measurement:
+    def measurement(self, settings: JudgeSettings) -> Measurement:
         candidate, workers = tuple(self.candidate), tuple(self.workers)
         placebo = None
         if self.placebo:
@@ -265,7 +265,7 @@ class Timing(Trial):
     What is not timed goes on side by side: a result is compared while the next values are drawn.
     """
 
-    def __init__(self, baselines: Baselines, settings: Settings, best_speedup: float | None = None) -> None:
+    def __init__(self, baselines: Baselines, settings: JudgeSettings, best_speedup: float | None = None) -> None:
         super().__init__(baselines, settings)
         self._best_speedup = best_speedup
         self._beside = ThreadPoolExecutor(BESIDE)

@@ -1,4 +1,4 @@
-"""Settings of the judge: its budgets, and the certainty that it must reach."""
+"""JudgeSettings of the judge: its budgets, and the certainty that it must reach."""
 
 import os
 from typing import Any, Literal, Self
@@ -19,7 +19,7 @@ SCREEN: dict[str, Any] = {
 }
 WeightsPolicy = Literal["copy", "seed", "auto"]
 AT_EFFORT: dict[JudgingEffort, dict[str, Any]] = {"screen": SCREEN, "search": {}, "rank": {}}
-"""Settings of each effort, from the least to the most."""
+"""JudgeSettings of each effort, from the least to the most."""
 Accuracy = Literal["ieee", "default", "tf32", "kernelbench"]
 """The errors that are right, the least first. `ieee`: those that rounding in the problem's dtype explains. `default`:
 those of the reference under torch's own precision switches too; `tf32`: with TF32. `kernelbench`: what KernelBench's
@@ -44,7 +44,7 @@ in a call, where there are more cores than threads. `weights`: parameters are ch
 timed outputs are compared. `placebo`: the baseline is timed against itself."""
 
 
-class Settings(Record):
+class JudgeSettings(Record):
     """Limits and effort of one judging."""
 
     effort: JudgingEffort = "rank"
@@ -146,3 +146,6 @@ class Settings(Record):
     def side_by_side(self) -> bool:
         """Return whether children may work next to each other; a device has one user at a time."""
         return not self.gpu
+
+
+Settings = JudgeSettings  # modules that import the old name

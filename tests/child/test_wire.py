@@ -10,13 +10,13 @@ import torch
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.tensors import RawTensor, SharedMemory
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child.models import shared_tensors
 from kernelwright_child.wire import WireError, failure, refuse_unplain
 from tests.support.problems import tiny_problem
 
-SETTINGS = Settings(jail="off", threads=1)
+SETTINGS = JudgeSettings(jail="off", threads=1)
 COUNTING = """
 import torch
 import torch.nn as nn

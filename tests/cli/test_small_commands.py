@@ -52,13 +52,13 @@ def test_problems_show_tells_what_baselines_took_on_this_machine(kernelwright, t
     from kernelwright.problems import load_problem
     from kernelwright.sandbox.cpu import CpuBackend
     from kernelwright.sandbox.timing.baseline_facts import BaselineTimes
-    from kernelwright.sandbox.verdict.settings import Settings
+    from kernelwright.sandbox.verdict.settings import JudgeSettings
     from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
 
     monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path))
     pairing = Pairing(baseline="eager", candidate_ms=(1.0,) * 20, baseline_ms=(2.5,) * 20)
     BaselineTimes(load_problem("rms_norm")).keep(
-        Measurement(pairings=(pairing,), threads=1), CpuBackend(Settings()).place
+        Measurement(pairings=(pairing,), threads=1), CpuBackend(JudgeSettings()).place
     )
     assert ": eager 2.50 ms" in kernelwright("problems", "show", "rms_norm").stdout
     (time,) = json.loads(kernelwright("problems", "show", "rms_norm", "--json").stdout)["baselines"]

@@ -75,11 +75,11 @@ def choices() -> Surface:
     from kernelwright.problems.loading import DTYPES
     from kernelwright.prompts import SECTION_NAMES
     from kernelwright.sandbox.pool.judge_pool import NAMES
-    from kernelwright.sandbox.verdict.settings import BaselineGroup, CompileMode, Defence, JudgingEffort, Settings
+    from kernelwright.sandbox.verdict.settings import BaselineGroup, CompileMode, Defence, JudgeSettings, JudgingEffort
 
     words = {
         "--effort": get_args(JudgingEffort),
-        "--jail": get_args(Settings.model_fields["jail"].annotation),
+        "--jail": get_args(JudgeSettings.model_fields["jail"].annotation),
         "--compile": get_args(CompileMode),
         "--baselines": get_args(BaselineGroup),
         "--dtype": DTYPES,

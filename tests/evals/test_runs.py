@@ -12,7 +12,7 @@ from kernelwright.agent.providers.recorded import recorded_targets
 from kernelwright.evals import version
 from kernelwright.evals.runs import DEMO, SEEDS, run, suite
 from kernelwright.problems import catalog_names, load_problem
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from tests.support.problems import PROBLEM
 
 
@@ -23,12 +23,12 @@ def started(tmp_path, settings, problem="rms_norm"):
 
 
 def test_it_is_judged_by_the_settings_that_are_given_where_the_target_is_for(tmp_path):
-    judging = started(tmp_path, Settings(threads=1, memory_bytes=2**31))["config"]["judging"]
+    judging = started(tmp_path, JudgeSettings(threads=1, memory_bytes=2**31))["config"]["judging"]
     assert (judging["device"], judging["threads"], judging["memory_bytes"]) == ("cpu", 1, 2**31)
 
 
 def test_a_device_that_they_name_is_kept(tmp_path):
-    assert started(tmp_path, Settings(device="cuda:1"))["config"]["judging"]["device"] == "cuda:1"
+    assert started(tmp_path, JudgeSettings(device="cuda:1"))["config"]["judging"]["device"] == "cuda:1"
 
 
 def test_a_problem_may_be_given_by_its_path(tmp_path):

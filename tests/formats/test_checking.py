@@ -11,12 +11,12 @@ from kernelwright.evals.checking import Checked, CheckedFile, Examined, begun, c
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.problems.formats import Entry, read_collection
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from tests.support.commands import run_with
 from tests.support.problems import PROBLEM
 from tests.support.processes import HEARING_CTRL_C
 
-SETTINGS = Settings(threads=1, device="cpu")
+SETTINGS = JudgeSettings(threads=1, device="cpu")
 RMS_NORM = load_problem("rms_norm")
 ENTRY = Entry(id="level1/1", problem=RMS_NORM)
 WEAK = (

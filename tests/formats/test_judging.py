@@ -11,14 +11,14 @@ import pytest
 
 from kernelwright import JudgePool, JudgingError, judge_many, load_problem
 from kernelwright.sandbox.locks import processor_lock, processor_path
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright_child.supervisor import descendants
 from tests.cli.test_judge_command import KEYS
 from tests.support.problems import PROBLEM, RIGHT, WRONG
 from tests.support.processes import waiters
 
 pytestmark = pytest.mark.slow
-QUICK = Settings(threads=1, min_pairs=4, max_pairs=4, worker_pairs=1, warm_up=1, time_budget_s=0.1)
+QUICK = JudgeSettings(threads=1, min_pairs=4, max_pairs=4, worker_pairs=1, warm_up=1, time_budget_s=0.1)
 SLOW = RIGHT.replace("def forward(self, x):", "def forward(self, x):\n        import time; time.sleep(60)")
 SMALL = PROBLEM.replace("256, 2048", "8, 32")
 

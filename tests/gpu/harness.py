@@ -4,12 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from tests.support.efforts import at_asked_effort
 
 SETTINGS = at_asked_effort(
-    Settings(
+    JudgeSettings(
         device="cuda", threads=2, call_timeout_s=10, worker_pairs=2, min_pairs=8, max_pairs=16, interval_target=0.02
     )
 )

@@ -9,13 +9,13 @@ from kernelwright.sandbox.gpu_tools import Subject, looked_at
 from kernelwright.sandbox.jail.process import ChildLate
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from kernelwright.terminal import UserMistake
 from tests.gpu.test_tools import CLEAN, COUNTERS, OVERRUN
 from tests.support.problems import PROBLEM, RIGHT
 
-SETTINGS = Settings(threads=1)
+SETTINGS = JudgeSettings(threads=1)
 RAISING = RIGHT.replace("return torch.cumsum(x, dim=1)", "raise ValueError('not under a tool')")
 STAND_IN = """#!/bin/sh
 while [ $# -gt 0 ]; do

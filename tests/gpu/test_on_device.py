@@ -20,7 +20,7 @@ from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.locks import device_holder
 from kernelwright.sandbox.machine import cuda_tool_path
 from kernelwright.sandbox.tensors import RawTensor
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from kernelwright_child import driver
 from tests.gpu import faulty
@@ -204,7 +204,7 @@ def test_torch_compile_is_a_baseline_on_the_device(device):
 
 def test_what_pytorch_takes_is_told_as_it_ships_under_the_policy_and_compiled(device):
     work = measuring(CONVOLVED, ("default",))
-    verdict = judge(work.problem, work.candidate, Settings.model_validate(SETTINGS.model_dump() | work.overrides))
+    verdict = judge(work.problem, work.candidate, JudgeSettings.model_validate(SETTINGS.model_dump() | work.overrides))
     event = MeasuredProblem(problem=CONVOLVED.name, verdict=verdict)
     told = baselines_of(View(problem=CONVOLVED.name, measured=event))
     named = {fact.partition(":")[0] for fact in told.times}

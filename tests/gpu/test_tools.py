@@ -9,7 +9,7 @@ from kernelwright.sandbox import gpu_tools, machine
 from kernelwright.sandbox.gpu_tools import Tool, ToolTask, run_under
 from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Look
 from kernelwright.sandbox.workfolder import WorkFolder
 
@@ -216,7 +216,7 @@ class ModelNew(torch.nn.Module):
         {more}
         return x
 """
-SETTINGS = Settings(threads=1)
+SETTINGS = JudgeSettings(threads=1)
 
 
 @pytest.fixture

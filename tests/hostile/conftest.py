@@ -9,14 +9,14 @@ import pytest
 from kernelwright.sandbox.jail import bubblewrap
 from kernelwright.sandbox.jail import layers as jail
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import remove
 from tests.hostile.attacks import PROBLEM
 from tests.hostile.surroundings import Surroundings
 from tests.support.efforts import at_asked_effort
 
 TIGHT = at_asked_effort(
-    Settings(
+    JudgeSettings(
         threads=2,
         warm_up=1,
         min_pairs=4,

@@ -8,7 +8,7 @@ import torch
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.jail import bubblewrap
 from kernelwright.sandbox.jail import layers as jail
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
 
 pytestmark = [
@@ -66,7 +66,7 @@ def test_a_cuda_candidate_builds_and_runs_in_the_jail(without):
         pytest.skip("this kernel has no landlock")
     folder = WorkFolder()
     try:
-        with Session("builder", folder, Settings(device="cuda", jail_without=without)) as session:
+        with Session("builder", folder, JudgeSettings(device="cuda", jail_without=without)) as session:
             session.greet()
             message = {
                 "op": "build",

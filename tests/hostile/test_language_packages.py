@@ -9,7 +9,7 @@ from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.jail import bubblewrap
 from kernelwright.sandbox.jail import layers as jail
 from kernelwright.sandbox.machine import PACKAGES, package_version
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ def test_a_builder_can_not_change_the_package_that_others_read(language, without
     paths = [spec.origin, *map(str, sorted(Path(spec.origin).parent.rglob("*.h*"))[:2])]
     folder = WorkFolder()
     try:
-        with Session("builder", folder, Settings(jail_without=without)) as session:
+        with Session("builder", folder, JudgeSettings(jail_without=without)) as session:
             session.greet()
             text = folder.write("candidate.py", CHANGES.format(paths=paths))
             message = {"op": "build", "entry": "ModelNew", "built": str(folder.path / "build"), "arguments": {"l": []}}

@@ -13,7 +13,7 @@ from kernelwright.sandbox.jail import bubblewrap, cgroups
 from kernelwright.sandbox.jail import layers as jail
 from kernelwright.sandbox.machine import own_paths
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import confine
 from tests.hostile.surroundings import CHECKOUT
@@ -28,7 +28,7 @@ def folder():
 
 
 def layers(folder, **settings):
-    made = jail.jail_for("worker", folder, Settings(**settings))
+    made = jail.jail_for("worker", folder, JudgeSettings(**settings))
     made.close()
     return made.layers
 
@@ -128,7 +128,7 @@ def test_signals_that_the_judges_user_has_waiting_take_no_room_from_his_children
     try:
         for _ in range(count):
             signal.pthread_kill(threading.get_ident(), number)  # no other thread of the tests blocks it
-        made = jail.jail_for("worker", folder, Settings())
+        made = jail.jail_for("worker", folder, JudgeSettings())
         made.close()
         assert made.plan["limits"]["RLIMIT_SIGPENDING"] >= jail.PENDING_SIGNALS + count
     finally:

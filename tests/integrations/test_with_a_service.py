@@ -8,12 +8,12 @@ import pytest
 
 from kernelwright.integrations.scoring import CompletionScorer
 from kernelwright.sandbox.pool.executor import ExecutorError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from tests.support.replies import LIBRARY, OWN, REFERENCE, WRONG, posed, reply
 from tests.support.service import Service
 
 pytestmark = pytest.mark.slow
-FEW = Settings(warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, time_budget_s=0.1)
+FEW = JudgeSettings(warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, time_budget_s=0.1)
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,10 @@ class ModelNew(nn.Module):
         return torch.amax(x, dim=1)
 """
 JUDGE = """
-from kernelwright import Settings, judge_many
+from kernelwright import JudgeSettings, judge_many
 
 if __name__ == "__main__":
-    quick = Settings(min_pairs=4, max_pairs=4, worker_pairs=1)
+    quick = JudgeSettings(min_pairs=4, max_pairs=4, worker_pairs=1)
     for one in judge_many([("max_rows", open("candidate.py").read())], settings=quick):
         print(one.error or one.report["outcome"])
 """
@@ -125,7 +125,7 @@ def test_what_a_command_line_says_of_its_version_is_what_was_installed(from_whee
 USES = """
 
 def told(problem: str, source: str) -> str:
-    verdict: Verdict = judge(load_problem(problem), Candidate(source=source), Settings(min_pairs=4))
+    verdict: Verdict = judge(load_problem(problem), Candidate(source=source), JudgeSettings(min_pairs=4))
     if isinstance(verdict, Passed):
         return f"{verdict.measurement.speedup:.2f}"
     return verdict.reason

@@ -7,10 +7,10 @@ import pytest
 from kernelwright.evals.checking import check_entry, examine_problem
 from kernelwright.problems.formats import read_collection
 from kernelwright.sandbox.calls.memory_planning import refusal_by_text
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from tests.support.synthetic import COUNT, KINDS, SPECIAL, write_synthetic
 
-CHILD_OF_8_GIB = Settings(memory_bytes=8 * 2**30)
+CHILD_OF_8_GIB = JudgeSettings(memory_bytes=8 * 2**30)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_each_kind_ends_in_its_status_when_it_is_run_in_the_jail(tree, entries):
     first = {name: id for id, name in reversed(tree[1].items())}
     chosen = [entries[first[name]] for name in (*KINDS, *SPECIAL)]
     with ThreadPoolExecutor(2) as pool:
-        lines = pool.map(partial(check_entry, examine_problem, Settings(threads=1)), chosen)
+        lines = pool.map(partial(check_entry, examine_problem, JudgeSettings(threads=1)), chosen)
     found = {line.problem: line for line in lines}
     wrong = {name: found[first[name]] for name, kind in KINDS.items() if found[first[name]].status not in kind.judged}
     assert not wrong

@@ -18,7 +18,7 @@ from kernelwright.programs.record import (
 )
 from kernelwright.programs.split import attempts_for, choose, speedup_of_compile, split_picture, summary
 from kernelwright.sandbox.verdict.roofline import HEADROOM, Level, NecessaryWork, Peaks
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 
 TENSOR = TensorSeen(shape=(8, 64), dtype="float32", stride=(64, 1))
 PEAKS = Peaks(
@@ -154,5 +154,5 @@ class Chain(nn.Module):
 def test_a_chain_of_operators_is_measured_against_its_compiled_form(tmp_path):
     folder = capture(Chain().eval(), torch.randn(512, 1024), out=tmp_path / "capture", steps=1)
     (part,) = read_capture(folder).parts
-    speedup = speedup_of_compile(folder, part, Settings(threads=1))
+    speedup = speedup_of_compile(folder, part, JudgeSettings(threads=1))
     assert speedup is not None and speedup > 0

@@ -1,10 +1,10 @@
 import pytest
 
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from tests.support.problems import tiny_problem
 
-QUICK = Settings(warm_up=1, min_pairs=4, max_pairs=4, call_timeout_s=6)
+QUICK = JudgeSettings(warm_up=1, min_pairs=4, max_pairs=4, call_timeout_s=6)
 """Few pairs: these tests ask whether a verdict is right, not how fast a candidate is."""
 
 SCALED_ROWS = tiny_problem(

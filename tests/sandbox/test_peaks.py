@@ -16,7 +16,7 @@ from kernelwright.sandbox.timing.baseline_facts import Floors
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.roofline import HEADROOM, Level, NecessaryWork, Peaks, floor_of
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Measurement, Pairing, Passed
 from kernelwright_child.roofline import Convolution, Window, fewest, trace
 from tests.support.problems import stateless, tiny_problem
@@ -64,7 +64,7 @@ def test_eager_pytorch_takes_longer_than_the_floor(peaks, name):
     assert 0 < floor.impossible_below_ms <= floor.floor_ms < min(times)
 
 
-SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4)
+SETTINGS = JudgeSettings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4)
 DOUBLED = tiny_problem(stateless("x * 2", "torch.randn(1024, 1024)"), name="doubled", size="file")
 HONEST = Candidate(source=f"{DOUBLED.source}\nModelNew = Model\n")
 MIB = 2**20

@@ -12,7 +12,7 @@ from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.jail import bubblewrap
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import HeldFolder, WorkFolder, sweep
 
 ROOT = Path(__file__).parents[2]
@@ -135,7 +135,7 @@ def test_a_held_folder_goes_with_all_that_is_in_it_when_its_block_ends(tmp_path)
 
 @pytest.mark.parametrize(
     "settings",
-    [Settings(jail="strict", jail_without=("namespaces",)), Settings(start_timeout_s=0.0005)],
+    [JudgeSettings(jail="strict", jail_without=("namespaces",)), JudgeSettings(start_timeout_s=0.0005)],
     ids=["jail", "time"],
 )
 def test_a_reference_that_does_not_start_leaves_no_folder(settings):

@@ -4,11 +4,11 @@ import asyncio
 
 from kernelwright.sandbox.pool.dispatcher import Dispatcher
 from kernelwright.sandbox.pool.executor import Work, device_at, split
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
 from tests.support.problems import PROBLEM, RIGHT, WRONG, tiny_problem
 
-QUICK = Settings(
+QUICK = JudgeSettings(
     min_pairs=4, max_pairs=4, worker_pairs=1, warm_up=1, time_budget_s=0.1, without=("placebo",), threads=1
 )
 SUM = tiny_problem(PROBLEM, name="cumsum", title="Running sum", family="scan")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import kernelwright.prompts
 from kernelwright.problems import Problem
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from tests.support.servers import fake_reply
 
 EXAMPLES = Path(kernelwright.prompts.__file__).parent / "examples"
-SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, time_budget_s=0.1)
+SETTINGS = JudgeSettings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, time_budget_s=0.1)
 REFERENCE = (EXAMPLES / "reference.py").read_text().replace("rand(512, 1000)", "rand(64, 1000)")
 OWN = (EXAMPLES / "cpp.py").read_text()
 LIBRARY = REFERENCE.partition("def get_inputs")[0].replace("class Model(", "class ModelNew(")

@@ -39,7 +39,7 @@ from kernelwright.evals.verdict_store import Judgement
 from kernelwright.problems import ProblemError
 from kernelwright.problems.problem import Origin
 from kernelwright.sandbox.pool.executor import Conditions
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from tests.bench.results.walk import ROOT, SETTINGS, table
 from tests.support.runs import REFERENCE, Writer, doubted, ended, evidence, failed, passed, problem, writing
 
@@ -57,7 +57,7 @@ def made(address):
 def setting(model="model-a", device="Example CPU", torch="2", judging=None, **changes):
     once = {"drafts": 1, "tune": 0, "share": False, "confirm": 1, "learn": False, "attempts": 2}
     search = SearchConfig(model=model, target="cpp", **(once | changes))
-    plan = RunConfig(search=search, provider=FilesOptions(), judging=judging or Settings())
+    plan = RunConfig(search=search, provider=FilesOptions(), judging=judging or JudgeSettings())
     versions = {"python": "3.11", "judge_version": "h1", "torch": torch}
     return Setting(config=plan.model_dump(mode="json"), device=device, versions=versions)
 
@@ -320,10 +320,10 @@ LEFT_OUT = ".*leave that run out"
         ({"attempts": 50}, "search.attempts 50, "),
         ({"without": ("crib",)}, "search.without"),
         ({"strategy": "best_of"}, "search.strategy 'best_of'"),
-        ({"judging": Settings(jail="off")}, f"judged without a jail{LEFT_OUT}"),
-        ({"judging": Settings(jail_without=("namespaces",))}, f"judging.jail_without{LEFT_OUT}"),
-        ({"judging": Settings(without=("weights",))}, f"judging.without{LEFT_OUT}"),
-        ({"judging": Settings(compiled=("default",))}, f"judging.compiled{LEFT_OUT}"),
+        ({"judging": JudgeSettings(jail="off")}, f"judged without a jail{LEFT_OUT}"),
+        ({"judging": JudgeSettings(jail_without=("namespaces",))}, f"judging.jail_without{LEFT_OUT}"),
+        ({"judging": JudgeSettings(without=("weights",))}, f"judging.without{LEFT_OUT}"),
+        ({"judging": JudgeSettings(compiled=("default",))}, f"judging.compiled{LEFT_OUT}"),
     ],
 )
 def test_a_run_that_was_made_or_judged_in_another_way_than_chosen_is_not_kept(results, tmp_path, changes, said):

@@ -22,7 +22,7 @@ class Cheat(NamedTuple):
     constructor: str = "pass"
     init: str = ""
     stopped_by: str = ""
-    """The check or other defence that alone stops it, by its name in `Settings.without`."""
+    """The check or other defence that alone stops it, by its name in `JudgeSettings.without`."""
 
     @property
     def candidate(self) -> Candidate:

@@ -6,12 +6,12 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from tests.hostile.cheats.problems import CORPUS, posed
 
 
 @contextmanager
-def judges(settings: Settings) -> Iterator[Callable[[str], Judge]]:
+def judges(settings: JudgeSettings) -> Iterator[Callable[[str], Judge]]:
     """Gives the judge of a problem by name, started when first asked for."""
     with ExitStack() as stack:
         started: dict[str, Judge] = {}

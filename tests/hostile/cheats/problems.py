@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from kernelwright.problems import Problem, load_problem
 from kernelwright.problems.source_rewriting import put_sizes
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from tests.support.efforts import at_asked_effort
 
 CORPUS = at_asked_effort(
-    Settings(
+    JudgeSettings(
         threads=2,
         warm_up=1,
         worker_pairs=2,

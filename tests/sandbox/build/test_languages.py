@@ -16,7 +16,7 @@ from kernelwright.sandbox.build import read_record
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.machine import package_headers, package_version
 from kernelwright.sandbox.toolchain import toolchain
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
 from tests.gpu.languages import HONEST, HOSTILE
 
@@ -55,7 +55,7 @@ def said_of(source, then="", entry="Made", **more):
     """A jailed builder's words on a source, with the lines `then` behind it; its work folder's files and record."""
     folder = WorkFolder()
     try:
-        with Session("builder", folder, Settings()) as session:
+        with Session("builder", folder, JudgeSettings()) as session:
             session.greet()
             message = {"op": "build", "entry": entry, "built": str(folder.path / "build"), "arguments": {"l": []}}
             text, said = folder.write("candidate.py", f"{source}\n{then}\nclass Made: pass\n"), ""

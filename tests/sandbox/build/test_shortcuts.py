@@ -7,7 +7,7 @@ import pytest
 from kernelwright.sandbox.build import BuildStore, read_record
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.toolchain import toolchain
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import wire
 from tests.sandbox.build.corpus import CORPUS
@@ -72,7 +72,7 @@ def jailed(plan, prepared):
     folder = WorkFolder()
     header = next(prepared.folder.rglob("light/kernelwright/core.h"))
     source = folder.write("candidate.py", CANDIDATE.replace("HEADER", repr(str(header))))
-    with Session("builder", folder, Settings()) as session:
+    with Session("builder", folder, JudgeSettings()) as session:
         session.greet()
         session.ask(message("build", folder, source) | {"shortcuts": plan}, 300)
     yield folder
@@ -100,7 +100,7 @@ def test_a_stored_build_serves_a_worker_in_another_folder_without_a_builder(jail
     try:
         assert store.restore(key, folder.path / "build")
         source = folder.write("candidate.py", (jailed.path / "candidate.py").read_text())
-        with Session("worker", folder, Settings()) as session:
+        with Session("worker", folder, JudgeSettings()) as session:
             session.greet()
             session.ask(message("load", folder, source), 60)
             assert "ext.so" in json.dumps([path.name for path in folder.path.rglob("*")])

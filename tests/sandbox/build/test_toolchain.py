@@ -22,7 +22,7 @@ from kernelwright.sandbox.toolchain import (
     toolchain,
 )
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from kernelwright_child.compiling import MAKING
 from tests.support.processes import ordinary_user
@@ -97,7 +97,7 @@ def test_once_it_is_made_nothing_is_missing_whatever_the_flags(tools):
 
 
 def test_what_is_made_beside_a_build_that_fails_is_made_to_its_end_and_its_time_is_booked_apart(tools):
-    built, compiler = Built(Candidate(source=PLAIN), backend_of(Settings())), Path(tools.compiler)
+    built, compiler = Built(Candidate(source=PLAIN), backend_of(JudgeSettings())), Path(tools.compiler)
     gate = compiler.with_name("gate")
     compiler.write_text(f"{COMPILER}while [ ! -e {gate} ]; do sleep 0.05; done\n")
     try:
@@ -129,7 +129,7 @@ def test_what_is_made_when_the_user_ends_it_is_given_up_with_all_that_the_compil
 
 
 def test_a_build_for_which_nothing_is_missing_books_nothing(tools):
-    built = Built(Candidate(source=PLAIN), backend_of(Settings()))
+    built = Built(Candidate(source=PLAIN), backend_of(JudgeSettings()))
     prepare_headers(tools)
     try:
         with header_made(built, tools):

@@ -4,9 +4,9 @@ import pytest
 
 from kernelwright.sandbox.calls.backend import Backend
 from kernelwright.sandbox.calls.sessions import beyond_threads
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 
-HERE = Settings()
+HERE = JudgeSettings()
 PATIENCE_S = 60
 
 
@@ -40,7 +40,7 @@ def test_an_error_is_raised_once_the_others_have_come_to_their_end():
     assert ended == [True]
 
 
-TWO_OF_THREE = Settings(threads=2, cores=(0, 1, 2))
+TWO_OF_THREE = JudgeSettings(threads=2, cores=(0, 1, 2))
 
 
 def test_more_processor_time_than_the_threads_can_use_is_told():

@@ -26,7 +26,7 @@ from kernelwright.sandbox.calls.memory_planning import (
 from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.machine import free_bytes
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
 from tests.support.problems import stateless, tiny_problem
 
@@ -42,7 +42,7 @@ def problem(rows):
 @pytest.fixture(scope="module")
 def child():
     """A reference's child that has loaded nothing; asks it what a problem takes."""
-    settings = Settings()
+    settings = JudgeSettings()
     with closing(WorkFolder()) as folder, backend_of(settings).open_session("reference", folder) as session:
         session.greet()
 
@@ -63,21 +63,21 @@ def own_cache(tmp_path, monkeypatch):
 def test_inputs_larger_than_the_machine_are_refused_with_both_figures(child):
     rows = free_bytes() // (4 * MIB)
     with pytest.raises(UnsupportedHere, match=f"judging relu_of_{rows} takes.*GiB of inputs.*this machine has"):
-        child(problem(rows), Settings(memory_bytes=2**50))
+        child(problem(rows), JudgeSettings(memory_bytes=2**50))
 
 
 @pytest.mark.slow
 def test_the_whole_reference_is_refused_so_before_it_is_loaded():
     with pytest.raises(UnsupportedHere, match=r"GiB of memory.* may take"):
-        backend_of(Settings()).reference(problem(2**20))
+        backend_of(JudgeSettings()).reference(problem(2**20))
 
 
 @pytest.mark.slow
 def test_a_child_that_is_too_small_is_told_and_a_larger_one_does(child):
     posed = problem(100)  # 400 MiB, and with the result and float64 of both 2.4 GB
     with pytest.raises(UnsupportedHere, match=r"1 GiB;.* --memory"):
-        child(posed, Settings(memory_bytes=2**30))
-    child(posed, Settings(memory_bytes=3 * 2**30))
+        child(posed, JudgeSettings(memory_bytes=2**30))
+    child(posed, JudgeSettings(memory_bytes=3 * 2**30))
 
 
 @pytest.mark.slow
@@ -92,8 +92,8 @@ def test_a_plan_is_of_the_problem_and_its_dtype_and_is_remembered(child, tmp_pat
 
 def test_small_problems_are_not_planned():
     posed = problem(CERTAIN_BYTES // (4 * MIB) - 1)
-    require_room(posed, Settings(memory_bytes=2**30), None, "nobody is asked")
-    require_room(posed.model_copy(update={"source": "not Python at all ("}), Settings(), None, "nobody is asked")
+    require_room(posed, JudgeSettings(memory_bytes=2**30), None, "nobody is asked")
+    require_room(posed.model_copy(update={"source": "not Python at all ("}), JudgeSettings(), None, "nobody is asked")
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_a_reference_that_can_not_be_planned_is_let_through(child):
     posed = problem(100)
     looking = posed.model_copy(update={"source": posed.source.replace("relu(x)", "relu(x) * int(x.sum().item())")})
     assert child.plan(looking) is None
-    room_for_inputs = Settings(memory_bytes=1400 * MIB)  # so that what the text shows is no reason to refuse it
+    room_for_inputs = JudgeSettings(memory_bytes=1400 * MIB)  # so that what the text shows is no reason to refuse it
     with pytest.raises(UnsupportedHere):
         child(posed, room_for_inputs)
     child(looking, room_for_inputs)

@@ -10,11 +10,11 @@ from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, Domain, h
 from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.timing.paired import PAIRS_A_WORKER
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.support.problems import tiny_problem
 
-SETTINGS = Settings(warm_up=1, worker_pairs=2, min_pairs=8, max_pairs=8)
+SETTINGS = JudgeSettings(warm_up=1, worker_pairs=2, min_pairs=8, max_pairs=8)
 NEGATIVE = {"all negative", "shifted below zero"}
 
 
@@ -112,7 +112,7 @@ def test_a_problem_narrows_the_families_itself():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_verdict_after_four_pairs_has_met_every_family(family):
     """A kernel that is wrong on one family alone is refused, however few calls are timed."""
-    once = Settings(warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4)
+    once = JudgeSettings(warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4)
     exact = problem("x * 2")
     wrong = exact.source.replace("class Model(", "class ModelNew(").replace("return x * 2", MARKED[family])
     found = judge(exact, Candidate(source=wrong), once)

@@ -18,11 +18,11 @@ from kernelwright.sandbox.jail.bubblewrap import hidden_paths
 from kernelwright.sandbox.jail.process import Child, StartedSupervisor
 from kernelwright.sandbox.jail.zygote import Zygotes, frozen_imports, set_passive_waiting
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder, shared_environment
 
-SETTINGS = Settings()
-WAYS = {"forked": SETTINGS, "spawned": SETTINGS, "spawned behind landlock": Settings(jail_without=("namespaces",))}
+SETTINGS = JudgeSettings()
+WAYS = {"forked": SETTINGS, "spawned": SETTINGS, "spawned behind landlock": JudgeSettings(jail_without=("namespaces",))}
 PATIENCE_S = 120
 
 
@@ -108,7 +108,7 @@ def test_wherever_descriptors_run_out_a_zygote_leaves_none_open_either():
 @pytest.mark.slow
 def test_one_that_fails_in_both_ways_later_closes_nothing_that_is_somebody_elses(folder, monkeypatch):
     with closing(zygotes_with_one(folder)) as zygotes:
-        child = Child("worker", folder, Settings(jail="off"), zygotes)
+        child = Child("worker", folder, JudgeSettings(jail="off"), zygotes)
         os.kill(zygotes.pids[0], signal.SIGKILL)
         monkeypatch.setattr(sys, "executable", "/nonexistent/python")
         with pytest.raises(MachineError, match="no child process"):

@@ -17,13 +17,17 @@ from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.jail import bubblewrap
 from kernelwright.sandbox.jail.process import Child
 from kernelwright.sandbox.jail.zygote import MARK, OWN_VARIABLES, ZYGOTES, Zygotes
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
 
 pytestmark = pytest.mark.slow
 
 CHECKOUT = Path(__file__).parents[3]
-WAYS = {"namespaces": Settings(), "alone": Settings(jail_without=("namespaces",)), "off": Settings(jail="off")}
+WAYS = {
+    "namespaces": JudgeSettings(),
+    "alone": JudgeSettings(jail_without=("namespaces",)),
+    "off": JudgeSettings(jail="off"),
+}
 PATIENCE_S = 120
 ABOUT_ITSELF = """
 import json, os, random, resource, sys, tempfile, numpy, torch
@@ -322,12 +326,12 @@ def test_many_threads_may_ask_at_once(zygotes):
 JUDGE = """
 import os, sys, time
 from kernelwright.sandbox.jail.process import Child
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright.sandbox.jail.zygote import ZYGOTES
 
 folder = WorkFolder()
-child = Child("worker", folder, Settings(jail="off"))
+child = Child("worker", folder, JudgeSettings(jail="off"))
 child.greet(time.monotonic() + 120)
 """
 
@@ -352,7 +356,7 @@ def test_a_fork_of_the_judge_has_a_zygote_of_its_own():
 first = ZYGOTES.pids[0]
 pid = os.fork()
 if pid == 0:
-    mine = Child("worker", WorkFolder(), Settings(jail="off"))
+    mine = Child("worker", WorkFolder(), JudgeSettings(jail="off"))
     mine.greet(time.monotonic() + 120)
     print(mine.way, ZYGOTES.pids[0] != first, flush=True)
     mine.close()
@@ -374,7 +378,7 @@ def test_a_protected_judge_can_still_read_its_children():
 from kernelwright.sandbox.jail.zygote import protect_this_process
 from kernelwright.sandbox.tensors import read_bytes
 protect_this_process()
-second = Child("worker", folder, Settings())
+second = Child("worker", folder, JudgeSettings())
 second.greet(time.monotonic() + 120)
 second.stop()
 address = int(open(f"/proc/{second.pid}/maps").readline().partition("-")[0], 16)

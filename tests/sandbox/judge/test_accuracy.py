@@ -11,7 +11,7 @@ from kernelwright.sandbox.pool.executor import Conditions
 from kernelwright.sandbox.storage import Store, baseline_key
 from kernelwright.sandbox.timing.baseline_facts import BaselineErrors
 from kernelwright.sandbox.timing.gpu_baselines import LUCK
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from tests.sandbox.conftest import QUICK
 
@@ -85,7 +85,7 @@ def test_on_a_processor_torchs_switches_allow_nothing_more(accuracy):
 def test_errors_that_were_kept_of_a_device_are_allowed_twice(monkeypatch, tmp_path):
     """The facts of a device stand in its store; no device is asked for them."""
     monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path))
-    backend = backend_of(Settings(device="cuda", accuracy="default"))
+    backend = backend_of(JudgeSettings(device="cuda", accuracy="default"))
     backend.place = DeviceVersions("card", {})
     baselines = backend.baselines(PROBLEM)
     assert baselines.allowed("default", find=False) is None
@@ -98,5 +98,7 @@ def test_errors_that_were_kept_of_a_device_are_allowed_twice(monkeypatch, tmp_pa
 
 
 def test_verdicts_of_two_accuracies_are_kept_apart():
-    chosen = [Settings(accuracy=accuracy, cores=(0,)).model_dump(mode="json") for accuracy in ("ieee", "kernelbench")]
+    chosen = [
+        JudgeSettings(accuracy=accuracy, cores=(0,)).model_dump(mode="json") for accuracy in ("ieee", "kernelbench")
+    ]
     assert len({Conditions.here("device", settings).alike for settings in chosen}) == 2

@@ -11,11 +11,11 @@ from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.judge.judging import UNOBSERVED, Judge, judge
 from kernelwright.sandbox.timing.baselines import AS_CONSTRUCTED
 from kernelwright.sandbox.verdict.report import recheck, report
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Evidence
 from tests.sandbox.timing.test_timing import HONEST, IGNORES_WEIGHTS, NORM
 
-SCREEN, SEARCH = (Settings(warm_up=1, effort=effort, time_budget_s=60) for effort in ("screen", "search"))
+SCREEN, SEARCH = (JudgeSettings(warm_up=1, effort=effort, time_budget_s=60) for effort in ("screen", "search"))
 UNDISTURBED = SEARCH.model_copy(update={"without": ("placebo",)})
 """A busy machine could make a placebo unsteady, and then another worker pair is right to be asked for."""
 WRONG = HONEST.replace("return self.norm(x)", "return 1.5 * self.norm(x)")
@@ -42,7 +42,7 @@ def test_a_screen_of_a_problem_with_a_policy_sees_what_runs():
 def test_what_runs_is_seen_in_the_worker_that_was_timed_last(caplog):
     """No process is started for it."""
     caplog.set_level(logging.DEBUG, "kernelwright.sandbox.calls")
-    settings = Settings(warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4)
+    settings = JudgeSettings(warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4)
     verdict = judge(NORM, Candidate(source=HONEST), settings)
     assert OBSERVED_CAVEAT in verdict.evidence.authenticity.evidence
     assert caplog.messages.count("worker has greeted") == 1
@@ -84,7 +84,7 @@ def test_what_is_wrong_at_sight_is_wrong_at_every_effort(settings, source):
 
 
 def test_a_candidate_that_is_wrong_at_sight_waits_for_one_reference_alone():
-    with Judge(NORM, Settings(warm_up=1)) as judging:
+    with Judge(NORM, JudgeSettings(warm_up=1)) as judging:
         judging.judge(Candidate(source=WRONG))
         assert len(judging._baselines._eager) == 1
 
@@ -100,11 +100,11 @@ def test_a_first_look_never_has_the_constructors_weights():
 
 
 def test_a_ranking_begins_with_the_same_reference_each_time():
-    baselines = backend_of(Settings()).baselines(NORM)
+    baselines = backend_of(JudgeSettings()).baselines(NORM)
     assert [(baselines.next_candidate(), baselines._index(0)) for _ in range(3)] == [(None, 0)] * 3
 
 
 def test_records_from_before_there_were_efforts_are_of_a_ranking():
     old = {"jail": [], "seconds": {}, "authenticity": {"label": "custom"}, "problem_status": None, "versions": {}}
     assert Evidence.model_validate_json(json.dumps(old)).effort == "rank"
-    assert Settings.model_validate_json("{}").effort == "rank"
+    assert JudgeSettings.model_validate_json("{}").effort == "rank"

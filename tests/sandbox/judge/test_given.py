@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright import Candidate, Judge, JudgePool, Problem, Settings, judge, judge_many, load_problem
+from kernelwright import Candidate, Judge, JudgePool, JudgeSettings, Problem, judge, judge_many, load_problem
 from kernelwright.sandbox.authenticity.scan import (
     candidate_given,
     checked_pairs,
@@ -137,7 +137,7 @@ def test_problems_come_in_a_list(folder):
 
 @pytest.mark.slow
 def test_names_and_texts_are_judged_by_all_that_judges(folder):
-    settings = Settings(device="cpu", effort="screen", threads=1)
+    settings = JudgeSettings(device="cpu", effort="screen", threads=1)
     pairs = []
     for form in (str, Path, load_problem):
         pairs += [(form("rowsum.py"), "no candidate"), (form("rowsum.py"), Candidate(source="no candidate"))]

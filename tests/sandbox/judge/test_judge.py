@@ -277,10 +277,10 @@ def test_a_child_dies_with_its_judge(tmp_path):
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from kernelwright.sandbox.jail.process import Child
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
 import time
-child = Child("worker", WorkFolder(), Settings())
+child = Child("worker", WorkFolder(), JudgeSettings())
 child.greet(time.monotonic() + 60)
 print(child.pid, flush=True)
 time.sleep(600)

@@ -12,7 +12,7 @@ import pytest
 
 from kernelwright.sandbox.pool.executor import ExecutorError, LocalExecutor, ordinals, settings_on, shared_cores
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from tests.support.executors import QUICK, batch, declared, judged, outcome, right, wrong
 
 slow = pytest.mark.slow
@@ -27,26 +27,26 @@ def test_the_judges_of_several_gpus_have_cores_of_their_own_or_all_where_there_a
 
 def test_a_worker_keeps_to_the_cores_that_were_chosen_with_no_more_threads_than_those():
     first = min(os.sched_getaffinity(0))
-    settings = settings_on(Settings(min_pairs=4, threads=9), (first,))
+    settings = settings_on(JudgeSettings(min_pairs=4, threads=9), (first,))
     assert (settings.cores, settings.threads, settings.min_pairs) == ((first,), 1, 4)
     assert settings.model_fields_set == {"cores", "threads", "min_pairs"}, "all else is decided where it runs"
 
 
 def test_of_several_gpus_the_first_ones_are_taken_or_the_one_that_is_named():
-    assert list(ordinals(Settings(device="cuda"), None, 4)) == [0, 1, 2, 3]
-    assert list(ordinals(Settings(device="cuda"), 2, 4)) == [0, 1]
-    assert list(ordinals(Settings(device="cuda:2"), None, 4)) == [2]
+    assert list(ordinals(JudgeSettings(device="cuda"), None, 4)) == [0, 1, 2, 3]
+    assert list(ordinals(JudgeSettings(device="cuda"), 2, 4)) == [0, 1]
+    assert list(ordinals(JudgeSettings(device="cuda:2"), None, 4)) == [2]
 
 
 def test_one_gpu_by_its_number_is_not_several_and_one_beyond_those_there_are_is_the_machine_s_lack():
     with pytest.raises(ExecutorError, match="cuda:2 is one device"):
-        ordinals(Settings(device="cuda:2"), 2, 4)
+        ordinals(JudgeSettings(device="cuda:2"), 2, 4)
     with pytest.raises(MachineError, match=r"no cuda:4: .*4 CUDA"):
-        ordinals(Settings(device="cuda:4"), None, 4)
+        ordinals(JudgeSettings(device="cuda:4"), None, 4)
 
 
 def test_a_worker_sees_one_gpu_as_the_first():
-    assert settings_on(Settings(device="cuda:2"), (0,)).device == "cuda"
+    assert settings_on(JudgeSettings(device="cuda:2"), (0,)).device == "cuda"
 
 
 def executor(*kinds):
@@ -137,7 +137,7 @@ def test_processes_start_with_the_executor_where_that_was_asked_for():
 @slow
 def test_one_process_builds_and_times_where_the_processor_is_one_device():
     async def processes():
-        whole = LocalExecutor(Settings(), builders=2)
+        whole = LocalExecutor(JudgeSettings(), builders=2)
         await whole.open()
         return set(whole.pids)
 

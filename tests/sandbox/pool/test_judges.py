@@ -17,7 +17,7 @@ from kernelwright.sandbox.pool import judges
 from kernelwright.sandbox.pool.executor import Question
 from kernelwright.sandbox.pool.judges import Judges, within_memory
 from kernelwright.sandbox.verdict.errors import MachineError, UnsupportedHere
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from tests.support.executors import QUICK, SUM, right
 
 WAIT_S = 60
@@ -94,11 +94,11 @@ def test_a_reference_that_starts_while_its_judge_is_closed_is_closed_too(monkeyp
     assert Started.closed == 1
 
 
-CHOSEN = Settings(sanitize=True, profile=True, compiled=("default",))
+CHOSEN = JudgeSettings(sanitize=True, profile=True, compiled=("default",))
 
 
 class Asked(judges._SharedJudge):
-    seen: ClassVar[list[Settings]] = []
+    seen: ClassVar[list[JudgeSettings]] = []
 
     def __init__(self, problem, settings=None):
         super().__init__(problem, settings)

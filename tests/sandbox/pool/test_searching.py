@@ -10,7 +10,7 @@ from kernelwright.sandbox.pool.executor import Answer, JobError
 from kernelwright.sandbox.pool.judge_pool import Where
 from kernelwright.sandbox.storage import Store
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedProblem
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Measurement, Pairing, Passed
 from tests.support.executors import QUICK, SUM
 from tests.support.simulated import VERDICT, SimulatedExecutor, Times, run_simulated
@@ -106,10 +106,10 @@ def test_where_torch_compile_is_a_baseline_it_is_measured_too_and_as_briefly():
     measured(executor, compiled=("default", "max-autotune"))
     ((_, work),) = executor.asked
     assert JobSettings.model_validate(work.overrides).compiled == ("default", "max-autotune"), "a service takes it too"
-    settings = Settings.model_validate(Settings().model_dump() | work.overrides)
+    settings = JudgeSettings.model_validate(JudgeSettings().model_dump() | work.overrides)
     settings = settings.at(settings.effort)
     assert settings.compiled == ("default", "max-autotune")
-    screening = Settings().at("screen")
+    screening = JudgeSettings().at("screen")
     brief = ("worker_pairs", "min_pairs", "max_pairs", "sanitize", "profile")
     assert [getattr(settings, name) for name in brief] == [getattr(screening, name) for name in brief]
 

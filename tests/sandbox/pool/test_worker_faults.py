@@ -20,7 +20,7 @@ from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.pool.lines import CHECK_S, STALLED_CHECKS, Ended, LineProcess, LineServer
 from kernelwright.sandbox.pool.worker import reply_of
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from tests.sandbox.pool.faulty import FAULTS
 from tests.support.executors import QUICK, SUM, declared, judged, right
 from tests.support.simulated import VERDICT
@@ -119,7 +119,7 @@ def test_an_answer_that_is_none_loses_its_worker(faulty):
     faulty("an_answer_that_is_none", 1)
 
     async def go():
-        worker = WorkerProcess(Settings(), 1)
+        worker = WorkerProcess(JudgeSettings(), 1)
         with pytest.raises(Lost, match="not an answer"):
             await worker.ask(Question(stage="time", work=right(1)))
         answer = await worker.ask(Question(stage="time", work=right(1)))
@@ -188,6 +188,6 @@ def test_a_worker_whose_driver_is_killed_while_it_writes_ends_in_order():
 def test_a_lock_that_can_not_be_taken_is_told_and_waited_for_by_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     processor_path().mkdir()
-    with Judges(Settings()) as judges:
+    with Judges(JudgeSettings()) as judges:
         answer = judges.answer(Question(stage="time", work=right()))
     assert answer.error.machine_lacks and "(Is a directory)" in answer.error.message

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from kernelwright import JudgePool, JudgingError, Settings, judge_many
+from kernelwright import JudgePool, JudgeSettings, JudgingError, judge_many
 from kernelwright.agent.scheduler import evaluating
 from kernelwright.sandbox.pool import client as remote
 from kernelwright.sandbox.pool.client import RefusedJob, ServiceAddress, ServiceClient, default_socket
@@ -26,7 +26,7 @@ from tests.support.problems import PROBLEM, RIGHT, WRONG
 from tests.support.servers import fake_reply
 from tests.support.service import FEW, ROOT, Service, job, listening, until
 
-QUICK = Settings(**FEW)
+QUICK = JudgeSettings(**FEW)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_a_refusal_reaches_a_client_that_still_sends(service, tmp_path):
 @pytest.mark.parametrize("chosen", [{"jail": "off"}, {"threads": 1}, {"without": ("placebo",)}, {"call_timeout_s": 9}])
 def test_what_is_the_service_s_own_to_choose_can_not_be_asked_for(service, chosen):
     with pytest.raises(ExecutorError, match=f"{next(iter(chosen))} is the service's own"):
-        executor_for(Where(server=address(service)), Settings(**chosen))
+        executor_for(Where(server=address(service)), JudgeSettings(**chosen))
 
 
 def test_who_is_cancelled_cancels_its_job(service):
@@ -185,12 +185,12 @@ def test_a_service_of_another_version_or_without_the_device_is_not_asked(service
         return asyncio.run(executor_for(Where(server=address(service)), settings).open())
 
     with pytest.raises(ExecutorError, match="has no cuda; it has: cpu"):
-        opened(Settings(device="cuda"))
+        opened(JudgeSettings(device="cuda"))
     for name, own in own_versions().items():
         theirs = own_versions() | {name: own + 1}
         with monkeypatch.context() as patched, pytest.raises(ExecutorError, match=f"{name} {own + 1}.* has {own}"):
             patched.setattr("kernelwright.sandbox.service.app.own_versions", lambda theirs=theirs: theirs)
-            opened(Settings())
+            opened(JudgeSettings())
 
 
 def test_a_token_is_shown_or_asked_for(tmp_path, monkeypatch):

@@ -8,12 +8,12 @@ from kernelwright.problems import load_problem
 from kernelwright.sandbox.cpu import CpuBackend
 from kernelwright.sandbox.storage import Store
 from kernelwright.sandbox.timing.baseline_facts import KEPT, QUICK, BaselineTimes, Spreads, by_worker, in_words
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing
 
 
 def place(threads=3):
-    return CpuBackend(Settings(threads=threads)).place
+    return CpuBackend(JudgeSettings(threads=threads)).place
 
 
 PROBLEM, OTHER = load_problem("rms_norm"), load_problem("softmax_rows")
@@ -81,19 +81,19 @@ def test_files_that_do_not_hold_what_they_should_are_passed_over(times, tmp_path
 
 @pytest.fixture
 def spreads(tmp_path):
-    return Spreads(PROBLEM, CpuBackend(Settings(worker_pairs=5)), Store("spreads", tmp_path))
+    return Spreads(PROBLEM, CpuBackend(JudgeSettings(worker_pairs=5)), Store("spreads", tmp_path))
 
 
 def test_what_is_kept_is_what_is_expected_of_the_next_candidate(spreads, tmp_path):
     before = spreads.known()
     spreads.keep([0.001, -0.002, 0.001] * 4)
-    again = Spreads(PROBLEM, CpuBackend(Settings(worker_pairs=5)), Store("spreads", tmp_path))
+    again = Spreads(PROBLEM, CpuBackend(JudgeSettings(worker_pairs=5)), Store("spreads", tmp_path))
     assert again.known() == spreads.known() != before
     assert again.known().sd < before.sd and again.known().degrees >= before.degrees
 
 
 def test_what_was_seen_of_other_problems_here_is_what_a_new_one_begins_with(spreads, tmp_path):
-    new = Spreads(OTHER, CpuBackend(Settings(worker_pairs=5)), spreads._store)
+    new = Spreads(OTHER, CpuBackend(JudgeSettings(worker_pairs=5)), spreads._store)
     before = new.known()
     spreads.keep([0.01, -0.01] * 15)
     after = new.known()
@@ -108,7 +108,7 @@ def test_the_latest_alone_are_kept(spreads):
 
 def test_other_threads_are_another_place(spreads, tmp_path):
     spreads.keep([0.001] * 30)
-    other = Spreads(PROBLEM, CpuBackend(Settings(worker_pairs=5, threads=7)), Store("spreads", tmp_path))
+    other = Spreads(PROBLEM, CpuBackend(JudgeSettings(worker_pairs=5, threads=7)), Store("spreads", tmp_path))
     assert other.known().sd > spreads.known().sd
 
 
@@ -120,7 +120,7 @@ def test_a_worker_pair_counts_by_its_median():
 
 def test_without_a_store_of_its_own_they_are_kept_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("KERNELWRIGHT_CACHE", str(tmp_path))
-    spreads = Spreads(PROBLEM, CpuBackend(Settings(worker_pairs=5)))
+    spreads = Spreads(PROBLEM, CpuBackend(JudgeSettings(worker_pairs=5)))
     spreads.keep([0.001] * 12)
-    assert Spreads(PROBLEM, CpuBackend(Settings(worker_pairs=5))).known() == spreads.known()
+    assert Spreads(PROBLEM, CpuBackend(JudgeSettings(worker_pairs=5))).known() == spreads.known()
     assert list(tmp_path.rglob("*"))

@@ -19,13 +19,13 @@ from kernelwright.sandbox.timing.baseline_facts import BaselineTimes
 from kernelwright.sandbox.timing.baselines import CompiledStore, CompilerFolder
 from kernelwright.sandbox.verdict.errors import BrokenProblem
 from kernelwright.sandbox.verdict.report import report
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from kernelwright_child import driver
 from kernelwright_child.reference import note_no_launches
 from tests.support.problems import stateless, tiny_problem
 
-SETTINGS = Settings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, compiled=("default",))
+SETTINGS = JudgeSettings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4, compiled=("default",))
 SCALED = tiny_problem(stateless("x * 2 + 1", "torch.randn(64, 64)"), name="scaled", size="file")
 HONEST = Candidate(source=f"{SCALED.source}\nModelNew = Model\n")
 

@@ -10,10 +10,10 @@ from kernelwright.sandbox.correctness.families import Domain
 from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.timing.baseline_facts import accuracy_of
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from tests.support.problems import tiny_problem
 
-SETTINGS = Settings(threads=1, worker_pairs=1)
+SETTINGS = JudgeSettings(threads=1, worker_pairs=1)
 SOURCE = """
 import torch
 

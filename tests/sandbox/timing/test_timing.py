@@ -3,7 +3,7 @@
 import pytest
 
 from kernelwright.sandbox.judge.judging import Judge, judge
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import (
     Authenticity,
     Candidate,
@@ -15,7 +15,7 @@ from kernelwright.sandbox.verdict.verdicts import (
 )
 from tests.support.problems import tiny_problem
 
-SETTINGS = Settings(warm_up=1, worker_pairs=3, min_pairs=12, max_pairs=12)
+SETTINGS = JudgeSettings(warm_up=1, worker_pairs=3, min_pairs=12, max_pairs=12)
 NORM = tiny_problem(
     """
 import torch
