@@ -26,6 +26,9 @@ import time
 PLAN = "KERNELWRIGHT_SHORTCUTS"
 REPORT = "compilations.jsonl"
 """The report in the builder's home, with one line per compilation."""
+PTXAS = "ptxas.txt"
+"""The lines of ptxas about kernels, in the folder of their extension."""
+VERBOSE = "-Xptxas=-v"
 GLUE = ".glue"
 """Suffix of a file next to an object file, which lists the objects to link with it."""
 MAKING = "making-"
@@ -89,7 +92,7 @@ def _compile(real: str, words: list[str], plan: dict[str, Any], folder: str) -> 
     objects = light_ways(words, text, plan, folder)
     light = {} if objects is None else {"light": ["-isystem", folder, "-isystem", f"{plan['light']}/light"]}
     ways: dict[str, list[str]] = light | {"stock": []}
-    return _try_in_turn(real, words, ways, plan, objects or [])
+    return _try_in_turn(real, words if real != plan.get("nvcc") else [*words, VERBOSE], ways, plan, objects or [])
 
 
 def light_ways(words: list[str], text: str, plan: dict[str, Any], folder: str) -> list[str] | None:
@@ -151,9 +154,20 @@ def _try_in_turn(
     if glue is not None:
         _note_glue(words, glue if way == "light" else [])
     _report(plan, words, (way, failed, done.returncode == 0), time.perf_counter() - start)
-    sys.stdout.buffer.write(done.stdout)
+    sys.stdout.buffer.write(_without_ptxas(done.stdout) if VERBOSE in words else done.stdout)
     sys.stdout.flush()
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
+
+
+def _without_ptxas(printed: bytes) -> bytes:
+    """Move what ptxas says of kernels into its file, and return the rest."""
+    lines = printed.splitlines(keepends=True)
+    said = [
+        line for line in lines if line.startswith((b"ptxas info", b"    ")) and (b"ptxas" in line or b" bytes " in line)
+    ]
+    with contextlib.suppress(OSError), open(PTXAS, "ab") as file:
+        file.write(b"".join(said))
+    return b"".join(line for line in lines if line not in set(said))
 
 
 def _is_unmendable(real: str, words: list[str], folder: str, done: Done) -> bool:

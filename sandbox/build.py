@@ -8,6 +8,7 @@ another. The record and the list of failed extensions are claims of the child.
 import json
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,7 +26,9 @@ from kernelwright.sandbox.storage import (
     digest_of,
 )
 from kernelwright.sandbox.toolchain import Toolchain, headers_are_ready, toolchain
-from kernelwright_child.compiling import REPORT
+from kernelwright.sandbox.verdict.diagnoses import base_name
+from kernelwright.sandbox.verdict.verdicts import MOST_FAULTS, MOST_KERNELS, Compiled
+from kernelwright_child.compiling import PTXAS, REPORT
 
 LOG = logging.getLogger(__name__)
 
@@ -87,7 +90,7 @@ INDEX = "built.json"
 
 LIMIT_BYTES = 2 * 2**30
 BUILD_BYTES, BUILD_FILES, BUILD_DEPTH = 2**29, 4096, 8
-FORMAT = "2"
+FORMAT = "3"
 
 
 class BuildStore(FolderStore):
@@ -178,6 +181,39 @@ def read_failures(build: Path, printed: str = "") -> tuple[FailedBuild, ...]:
         )
         for extension, text in list(failures)[:MAX_FAILURES]
     )
+
+
+MAX_PTXAS_FILES = 16
+_ENTRY = re.compile(r"ptxas info\s*: Compiling entry function '(\w+)'")
+_SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"ptxas info\s*: Used (\d+) registers")
+_LOSS = re.compile(r"ptxas info\s*: \(\w+\) (Potential Performance Loss.*)")
+
+
+def read_ptxas(build: Path) -> tuple[tuple[Compiled, ...], tuple[str, ...]]:
+    """Read what ptxas said of the kernels of a build: their figures, and its warnings on speed.
+
+    A claim of the child that decides nothing. A kernel that was compiled for several architectures counts once.
+    """
+    kernels: dict[str, Compiled] = {}
+    warnings: dict[str, None] = {}
+    for path in sorted(build.glob(f"*/{PTXAS}"))[:MAX_PTXAS_FILES]:
+        try:
+            with open(os.open(path, READING), "rb") as file:
+                lines = file.read(MAX_BYTES).decode(errors="replace").splitlines()
+        except OSError:
+            continue
+        name, spilled = "", 0
+        for line in lines:
+            if entry := _ENTRY.search(line):
+                name, spilled = base_name(entry[1]), 0
+            elif found := _SPILLED.search(line):
+                spilled = int(found[1]) + int(found[2])
+            elif (used := _USED.search(line)) and name:
+                kernels[name] = Compiled(kernel=name, registers=int(used[1]), spilled_bytes=spilled)
+            elif loss := _LOSS.search(line):
+                warnings[one_line(loss[1], LONGEST_WAY)] = None
+    return tuple(kernels.values())[:MOST_KERNELS], tuple(warnings)[:MOST_FAULTS]
 
 
 def shortcuts_found() -> str | None:

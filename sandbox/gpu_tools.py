@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -21,11 +21,20 @@ from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
 from kernelwright.sandbox.jail.process import ChildGone, ChildLate
 from kernelwright.sandbox.judge.stages import Built
-from kernelwright.sandbox.machine import PROFILE, SANITIZE, cuda_tool, require_cuda_tools
+from kernelwright.sandbox.machine import PROFILE, SANITIZE, cuda_tool, cuda_tool_path, require_cuda_tools
 from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values
+from kernelwright.sandbox.verdict.diagnoses import COUNTERS, base_name
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.settings import Settings
-from kernelwright.sandbox.verdict.verdicts import MOST_FAULTS, KernelFacts, Look, Memcheck, MemoryFault
+from kernelwright.sandbox.verdict.verdicts import (
+    MOST_FAULTS,
+    MOST_KERNELS,
+    KernelFacts,
+    Look,
+    MachineCode,
+    Memcheck,
+    MemoryFault,
+)
 from kernelwright.sandbox.workfolder import WorkFolder
 
 WHOLE = "/opt/nvidia/nsight-compute"
@@ -155,7 +164,7 @@ def _why(lines: Sequence[str], counts: Sequence[int], said: str) -> str:
     return "; ".join([*found[:1], *last])[: 2 * WIDEST] or "the run ended without output"
 
 
-METRICS = {
+WORDS = {
     "gpu__time_duration.sum": "time",
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "device memory, % of its peak",
     "sm__throughput.avg.pct_of_peak_sustained_elapsed": "multiprocessors, % of their peak",
@@ -167,7 +176,9 @@ METRICS = {
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": "shared memory bank conflicts",
     "smsp__inst_executed_op_local_ld.sum": "loads of spilled registers",
 }
-"""The counters that decide the next step: memory or arithmetic, occupancy, waste."""
+"""Counters that are kept in words too."""
+METRICS = tuple(dict.fromkeys([*WORDS, *COUNTERS.values()]))
+_UNKNOWN = re.compile(r"(?:Failed to find|not find|[Ii]nvalid|[Uu]nknown) metric\S*:? *['\"]?([\w.]+)")
 LAUNCHES = 8
 """Profiled launches, from the first: each is repeated for every few metrics."""
 NCU_ENVIRONMENT = {
@@ -186,16 +197,16 @@ TRIAL = "import torch; torch.ones(1 << 20, device='cuda').mul_(2); torch.cuda.sy
 TRIAL_S = 180
 
 
-def ncu_command(path: str, report: str) -> list[str]:
+def ncu_command(path: str, report: str, metrics: Sequence[str] = METRICS) -> list[str]:
     """Make the command prefix that profiles launches between the program's marks, with a report file."""
     marked = ["--target-processes", "application-only", "--profile-from-start", "off"]
-    return [*_ncu(path, LAUNCHES), *marked, "--print-kernel-base", "function", "--log-file", report]
+    return [*_ncu(path, LAUNCHES, metrics), *marked, "--print-kernel-base", "function", "--log-file", report]
 
 
-def _ncu(path: str, launches: int) -> list[str]:
+def _ncu(path: str, launches: int, metrics: Sequence[str]) -> list[str]:
     """Make the common options, which leave the clocks of a shared card alone."""
-    options = ["--csv", "--clock-control", "none", "--launch-count", str(launches)]
-    return [path, *options, "--metrics", ",".join(METRICS)]
+    options = ["--csv", "--clock-control", "none", "--print-units", "base", "--launch-count", str(launches)]
+    return [path, *options, "--metrics", ",".join(metrics)]
 
 
 def read_counters(text: str) -> list[KernelFacts]:
@@ -205,14 +216,17 @@ def read_counters(text: str) -> list[KernelFacts]:
     if start is None:
         return []
     rows = csv.DictReader(io.StringIO("\n".join(line for line in lines[start:] if line.startswith('"'))))
-    by_launch: dict[str, tuple[str, dict[str, str]]] = {}
+    by_launch: dict[str, KernelFacts] = {}
     for row in rows:
-        words = METRICS.get(row.get("Metric Name") or "")
-        unit, value = row.get("Metric Unit") or "", row.get("Metric Value") or ""
-        if words is not None and value not in ("", "n/a"):
-            kernel = (row.get("Kernel Name") or "")[:WIDEST]
-            by_launch.setdefault(row["ID"], (kernel, {}))[1][words] = f"{value} {unit}".strip()[:WIDEST]
-    return [KernelFacts(kernel=kernel, metrics=metrics) for kernel, metrics in by_launch.values()]
+        name, value = row.get("Metric Name") or "", row.get("Metric Value") or ""
+        if value in ("", "n/a"):
+            continue
+        facts = by_launch.setdefault(row["ID"], KernelFacts(kernel=(row.get("Kernel Name") or "")[:WIDEST], metrics={}))
+        if name in WORDS:
+            facts.metrics[WORDS[name]] = f"{value} {row.get('Metric Unit') or ''}".strip()[:WIDEST]
+        with suppress(ValueError):
+            facts.values[name] = float(value.replace(",", ""))
+    return list(by_launch.values())
 
 
 def ncu_failure(output: str) -> str:
@@ -229,7 +243,7 @@ def ncu_obstacle(output: str) -> str:
 
 def counter_obstacle(path: str) -> str:
     """Return why ncu cannot read the counters; empty where it can. Tries it on a small kernel, for some seconds."""
-    words = [*_ncu(path, launches=1), sys.executable, "-c", TRIAL]
+    words = [*_ncu(path, 1, tuple(WORDS)), sys.executable, "-c", TRIAL]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=TRIAL_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -320,12 +334,36 @@ def _sanitized(subject: Subject) -> Memcheck:
 
 
 def _profiled(subject: Subject) -> None:
-    path = cuda_tool(PROFILE)
-    tool = Tool(path, tuple(ncu_command(path, "{report}")), NCU_ENVIRONMENT)
-    ran = run_call(subject, tool)
-    counters = tuple(read_counters(ran.report))
-    obstacle = "" if counters else ncu_obstacle(f"{ran.report}\n{ran.printed}")
-    _note(subject.built, counters=counters, obstacle=obstacle)
+    path, metrics = cuda_tool(PROFILE), METRICS
+    for _ in range(2):  # a device lacks some counters, and ncu then reads none
+        ran = run_call(subject, Tool(path, tuple(ncu_command(path, "{report}", metrics)), NCU_ENVIRONMENT))
+        counters, said = tuple(read_counters(ran.report)), f"{ran.report}\n{ran.printed}"
+        lacking = set(_UNKNOWN.findall(said)) & set(metrics)
+        if counters or not lacking:
+            break
+        metrics = tuple(WORDS)
+    _note(
+        subject.built, counters=counters, obstacle="" if counters else ncu_obstacle(said), code=_machine_code(subject)
+    )
+
+
+def _machine_code(subject: Subject) -> tuple[MachineCode, ...]:
+    """Return the opcodes of its kernels; empty without cuobjdump, or where it fails."""
+    path, folder = cuda_tool_path("cuobjdump"), subject.built.folder
+    if path is None:
+        return ()
+    folder.shown = folders(path)
+    try:
+        with Session("worker", folder, subject.settings) as session:
+            session.greet()
+            answer = session.ask({"op": "machine code", "command": [path, "--dump-sass"]}, TOOL_S)
+        return tuple(
+            MachineCode(kernel=base_name(str(name))[:WIDEST], opcodes=opcodes) for name, opcodes in answer["kernels"]
+        )[:MOST_KERNELS]
+    except (*BAD_RUNS, KeyError, TypeError, ValueError):  # ValidationError is a ValueError
+        return ()
+    finally:
+        folder.shown = ()
 
 
 def _note(built: Built, **what: object) -> None:

@@ -175,7 +175,8 @@ def _source_in(text: str, name: str) -> str:
 
 
 def words(found: dict[str, Any], dtype: str | None = None) -> str:
-    from kernelwright.sandbox.verdict.verdicts import Look
+    from kernelwright.sandbox.verdict.diagnoses import lines_of
+    from kernelwright.sandbox.verdict.verdicts import Look, Measurement
 
     failure = f"failed at {found['stage']}: {found['reason']}" + (f"\n{found['log']}" if found["log"] else "")
     lines = [failure if found["outcome"] == "failed" else _success(found), *_three_times(found)]
@@ -187,7 +188,8 @@ def words(found: dict[str, Any], dtype: str | None = None) -> str:
     lines += [f"a build failed and was hidden: {line}" for line in found["hidden_builds"]]
     seen = Look.model_validate_json(json.dumps(found["look"])) if found["look"] else Look()
     lines += [f"memcheck: {seen.memcheck}"] if seen.memcheck else []
-    lines += seen.lines() if seen.counters or seen.obstacle else ()
+    if found["outcome"] == "passed" and (seen.counters or seen.obstacle):
+        lines += lines_of(Measurement.model_validate(found["measurement"] | {"pairings": found["samples"]}), seen)
     if found["effort"] != "rank":
         left = f"; left out: {', '.join(found['not_met'])}" if found["not_met"] else ""
         lines.append(f"effort: {found['effort']}{left}")

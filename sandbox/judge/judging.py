@@ -20,6 +20,7 @@ from kernelwright.sandbox.authenticity.scan import (
     checked_source,
     problem_of,
 )
+from kernelwright.sandbox.build import read_ptxas
 from kernelwright.sandbox.calls.reference import ReferenceSession, fresh_seed
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.calls.timeouts import ImportTimeout
@@ -220,7 +221,9 @@ class Judge:
             observed = Observed(error=stop.reason[:200] or "it ended without a word")
         source = built.candidate.source
         built.authenticity = judge_authenticity(source, observed)
-        built.look = Look.at(observed.kernels)
+        compiled, warnings = read_ptxas(built.folder.path / "build")
+        look = Look.at(observed.kernels)
+        built.look = look and look.model_copy(update={"compiled": compiled, "warnings": warnings})
         symbols = frozenset(needed_symbols(built.folder.path) if self.problem.operators != "any" else ())
         return refusal(self.problem, source, observed, symbols)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from kernelwright.sandbox.verdict.diagnoses import lines_of
 from kernelwright.sandbox.verdict.verdicts import (
     AS_SHIPPED,
     COMPILED,
@@ -191,7 +192,7 @@ def timing_lines(measured: Measurement, look: Look | None) -> str:
     if measured.timing_clock == "call" and empty < measured.candidate_ms:
         lines.append(f"a call that does nothing: {empty:#.3g} ms, part of all times above")
     if look is not None:
-        lines.extend(look.lines(widest=4))
+        lines.extend(lines_of(measured, look))
     return "\n".join(lines)
 
 

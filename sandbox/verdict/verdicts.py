@@ -2,8 +2,9 @@
 
 import hashlib
 import math
+import re
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -75,10 +76,37 @@ class KernelFacts(Record):
 
     kernel: str
     metrics: dict[str, str]
-    """By the words of `profile.METRICS`, value with unit."""
+    """By words, value with unit."""
+    values: dict[str, float] = Field(default_factory=dict)
+    """By ncu's own names, in its base units (ns, bytes, percent); empty in older records."""
 
     def __str__(self) -> str:
         return "\n".join([self.kernel, *(f"  {name}: {value}" for name, value in self.metrics.items())])
+
+
+class Compiled(Record):
+    """A kernel as ptxas reports it, a claim of the builder that decides nothing."""
+
+    kernel: str
+    """Its own name, without namespaces and parameters."""
+    registers: int
+    spilled_bytes: int
+    """Stores and loads together, a thread."""
+
+
+class MachineCode(Record):
+    """Instructions of a kernel in its SASS by opcode with modifiers, each with its number."""
+
+    kernel: str
+    opcodes: dict[str, int]
+
+    def count(self, pattern: re.Pattern[str], more: re.Pattern[str] | None = None) -> int:
+        """Return how many have an opcode that begins with the pattern, and has `more` anywhere."""
+        return sum(
+            number
+            for opcode, number in self.opcodes.items()
+            if pattern.match(opcode) and (more is None or more.search(opcode))
+        )
 
 
 class Look(Record):
@@ -92,6 +120,12 @@ class Look(Record):
     """Why there are no counters although they were asked for, with the remedy."""
     memcheck: Memcheck | None = None
     """None where it was not asked for, or the candidate did not come so far."""
+    compiled: tuple[Compiled, ...] = Field(default=(), max_length=MOST_KERNELS)
+    """Its kernels by ptxas, where nvcc compiled them."""
+    warnings: tuple[str, ...] = Field(default=(), max_length=MOST_FAULTS)
+    """ptxas's own on their speed."""
+    code: tuple[MachineCode, ...] = Field(default=(), max_length=MOST_KERNELS)
+    """Its kernels by cuobjdump; only where counters were asked for."""
 
     @classmethod
     def at(cls, kernels: Sequence[tuple[str, int, float]]) -> "Look | None":
@@ -102,29 +136,6 @@ class Look(Record):
             if count > 0 and 0 <= us < math.inf  # a worker may say anything
         )
         return cls(kernels=found) if found else None
-
-    def lines(self, widest: int = 8) -> Iterator[str]:
-        """In words, for a prompt: the kernels with their share of the time, then the counters of some launches."""
-        if self.kernels:
-            yield "kernels of a call, by torch's profiler:"
-            yield table([(one.name, one.launches, one.ms) for one in self.kernels], widest)
-        if self.counters:
-            yield "hardware counters of its launches, by ncu:"
-            yield from map(str, self.counters[:widest])
-        if self.obstacle:
-            yield f"no hardware counters: {self.obstacle}"
-
-
-def table(kernels: Iterable[tuple[str, int, float]], widest: int = 8) -> str:
-    """Kernels (name, launches, ms) with their share of the time, the longest first."""
-    rows = sorted(kernels, key=lambda row: -row[2])
-    total = sum(ms for _, _, ms in rows) or 1.0
-    lines = [f"{ms / total:6.1%} {ms:9.4f} ms {count:5d} x  {name[:WIDEST_NAME]}" for name, count, ms in rows[:widest]]
-    rest = rows[widest:]
-    if rest:
-        ms = sum(row[2] for row in rest)
-        lines.append(f"{ms / total:6.1%} {ms:9.4f} ms        {len(rest)} other kernels")
-    return "\n".join(lines)
 
 
 Comparison = Literal["faster", "same", "slower", "too_noisy", "unconfirmed"]

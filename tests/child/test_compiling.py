@@ -194,6 +194,19 @@ def test_the_linker_that_a_candidate_asks_for_is_kept(plan, tmp_path):
     assert run(plan | {"linker": "none_of_that_name"}, *words).returncode == 0
 
 
+def test_what_ptxas_says_of_kernels_is_kept_beside_the_extension_and_not_printed(plan, tmp_path):
+    nvcc = tmp_path / "nvcc"
+    said = "ptxas info    : Used 8 registers\\n    0 bytes stack frame, 0 bytes spill stores\\nfile.cu(3): a warning"
+    nvcc.write_text(f"#!/bin/sh\ncase \"$*\" in *-Xptxas=-v*) printf '{said}\\n';; esac\n")
+    nvcc.chmod(0o755)
+    (tmp_path / "file.cu").write_text("__global__ void f() {}")
+    environment = os.environ | {"KERNELWRIGHT_SHORTCUTS": json.dumps(plan | {"nvcc": str(nvcc), "light": ""})}
+    words = [sys.executable, "-c", CALL, "nvcc", "-c", "file.cu", "-o", "file.o"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "file.cu(3): a warning\n"
+    assert "8 registers" in (tmp_path / "ptxas.txt").read_text()
+
+
 def test_without_a_plan_it_is_the_compiler_itself(tmp_path):
     assert run({}, "-dumpversion").stdout == subprocess.check_output(["c++", "-dumpversion"], text=True)
 

@@ -1,0 +1,156 @@
+"""Each rule finds its fault in the facts of a kernel that has it, and is silent on one that has not."""
+
+import pytest
+
+from kernelwright.sandbox.build import read_ptxas
+from kernelwright.sandbox.verdict.diagnoses import COUNTERS, RULES, Call, Launch, base_name, diagnose, lines_of
+from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
+from kernelwright.sandbox.verdict.verdicts import Compiled, KernelFacts, KernelTime, Look, MachineCode
+from tests.support.runs import doubted
+
+CALL = Call(gpu_ms=1.0, host_ms=0.1, kernels=[("mine", 2, 0.9)], cold_ms=0.98, copy_ms=0.5, warnings=())
+SERIALIZED = "Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient registers"
+FAULTS_OF_A_CALL = {
+    "host bound": {"host_ms": 3.0},
+    "many launches": {"kernels": [("mine", 100, 0.5)]},
+    "gaps": {"cold_ms": 0.5},
+    "library kernels": {"kernels": [("mine", 1, 0.5), ("void at::native::vectorized_elementwise_kernel<4>", 1, 0.4)]},
+    "copies": {"kernels": [("mine", 1, 0.5), ("Memcpy DtoD (Device -> Device)", 1, 0.4)]},
+    "at the wall": {"copy_ms": 0.98},
+    "serialised products": {"warnings": (SERIALIZED,)},
+}
+HEALTHY = {
+    "time_ns": 1e6, "memory": 60.0, "bytes": 1.1e9, "l2": 50.0, "issue": 60.0, "tensor": 65.0, "fma": 30.0,
+    "special": 10.0, "occupancy": 60.0, "loads": 100.0, "stores": 100.0, "conflicts": 1.0, "wavefronts": 1e3,
+    "spills": 0.0, "registers": 96.0, "blocks": 1e4, "threads": 256.0, "waves": 20.0, "stall_selected": 1.0,
+}  # fmt: skip
+CODE = MachineCode(kernel="mine", opcodes={"LDG.E.128": 8, "HGMMA.64x128x16.F32": 16})
+LAUNCH = Launch("mine", 1.0, 1.0, HEALTHY, Compiled(kernel="mine", registers=96, spilled_bytes=0), CODE, 1e9, True)
+FAULTS_OF_A_LAUNCH = {
+    "spills": {"compiled": Compiled(kernel="mine", registers=255, spilled_bytes=64)},
+    "few blocks": {"of": HEALTHY | {"waves": 0.3}},
+    "tail wave": {"of": HEALTHY | {"waves": 1.1}},
+    "excess traffic": {"needed_bytes": 5e8},
+    "device memory full": {"of": HEALTHY | {"memory": 92.0}},
+    "l2 full": {"of": HEALTHY | {"l2": 90.0, "memory": 20.0}},
+    "scattered loads": {"of": HEALTHY | {"loads": 25.0}},
+    "scattered stores": {"of": HEALTHY | {"stores": 25.0}},
+    "bank conflicts": {"of": HEALTHY | {"conflicts": 600.0}},
+    "no tensor cores": {"of": HEALTHY | {"tensor": 0.0}, "code": MachineCode(kernel="mine", opcodes={"FFMA": 100})},
+    "tensor cores full": {"of": HEALTHY | {"tensor": 90.0}},
+    "tensor cores idle": {"of": HEALTHY | {"tensor": 20.0}},
+    "fp32 units full": {"of": HEALTHY | {"fma": 85.0}},
+    "special functions full": {"of": HEALTHY | {"special": 75.0}},
+    "low occupancy": {"of": HEALTHY | {"occupancy": 12.0, "issue": 20.0, "tensor": 0.0}},
+    "narrow loads": {"code": MachineCode(kernel="mine", opcodes={"LDG.E": 8, "HGMMA.64x128x16.F32": 16})},
+}
+PTXAS = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_ZN12_GLOBAL__N_14tileILi128EEEvPKfPf' for 'sm_90a'
+ptxas info    : Function properties for _ZN12_GLOBAL__N_14tileILi128EEEvPKfPf
+    40 bytes stack frame, 36 bytes spill stores, 28 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 400 bytes cmem[0]
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to a call in 'tile'
+ptxas info    : Compiling entry function '_Z4fillPfi' for 'sm_90a'
+ptxas info    : Used 8 registers, 364 bytes cmem[0]
+"""
+
+
+def found_by(name, facts):
+    (rule,) = (rule for rule in RULES if rule.name == name)
+    return rule.find(facts)
+
+
+def test_every_rule_has_a_fault_here():
+    assert {rule.name for rule in RULES} == {*FAULTS_OF_A_CALL, *FAULTS_OF_A_LAUNCH}
+    assert len(RULES) >= 15
+
+
+@pytest.mark.parametrize("name", FAULTS_OF_A_CALL)
+def test_a_rule_of_a_call_finds_its_fault_and_nothing_else(name):
+    share, evidence = found_by(name, CALL._replace(**FAULTS_OF_A_CALL[name]))
+    assert 0 < share <= 1 and evidence.endswith(".") and found_by(name, CALL) is None
+
+
+@pytest.mark.parametrize("name", FAULTS_OF_A_LAUNCH)
+def test_a_rule_of_a_launch_finds_its_fault_and_nothing_else(name):
+    share, evidence = found_by(name, LAUNCH._replace(**FAULTS_OF_A_LAUNCH[name]))
+    assert 0 < share <= 1 and evidence.endswith(".") and found_by(name, LAUNCH) is None
+
+
+def test_without_facts_every_rule_is_silent():
+    bare = Launch("mine", 1.0, 0.0, {}, None, None, None, True)
+    assert not [rule.name for rule in RULES if rule.of == "launch" and rule.find(bare)]
+    assert not [rule.name for rule in RULES if rule.of == "call" and rule.find(Call(1.0, None, [], None, None, ()))]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        ("_Z4fillPfi", "fill"),
+        ("_ZN12_GLOBAL__N_14tileILi128EEEvPKfPf", "tile"),
+        ("_ZN2ns4tileEPf", "tile"),
+        ("void (anonymous namespace)::tile<(int)128>(const float *, float *)", "tile"),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::F>(int, float)",
+            "vectorized_elementwise_kernel",
+        ),
+        ("triton_poi_fused_0", "triton_poi_fused_0"),
+    ],
+)
+def test_a_kernel_has_one_name_in_all_reports(kernel, name):
+    assert base_name(kernel) == name
+
+
+def test_what_ptxas_said_is_read_by_kernel(tmp_path):
+    (tmp_path / "extension").mkdir()
+    (tmp_path / "extension" / "ptxas.txt").write_text(PTXAS)
+    compiled, (warning,) = read_ptxas(tmp_path)
+    assert compiled == (
+        Compiled(kernel="tile", registers=255, spilled_bytes=64),
+        Compiled(kernel="fill", registers=8, spilled_bytes=0),
+    )
+    assert "serialized" in warning
+    assert read_ptxas(tmp_path / "nothing") == ((), ())
+
+
+def look_of(**values):
+    counters = {COUNTERS[name]: value for name, value in (HEALTHY | values).items()}
+    return Look(
+        kernels=(KernelTime(name="void tile<128>(float*)", launches=1, ms=0.7),),
+        counters=(KernelFacts(kernel="tile", metrics={}, values=counters),),
+        compiled=(Compiled(kernel="tile", registers=255, spilled_bytes=64),),
+    )
+
+
+def test_the_most_costly_comes_first_with_its_kernel_and_at_most_three_are_told():
+    measured = doubted(2.0, "confirmed").measurement
+    look = look_of(memory=20.0, loads=25.0, waves=0.2, conflicts=900.0, stall_barrier=8.0, tensor=0.0)
+    found = diagnose(measured, look)
+    assert found[0].rule == "few blocks" and "tile" in found[0].evidence
+    assert {"spills", "scattered loads", "bank conflicts", "waits"} <= {one.rule for one in found}
+    assert [one.at_stake for one in found] == sorted((one.at_stake for one in found), reverse=True)
+    lines = list(lines_of(measured, look))
+    assert sum(line.lstrip()[:2] in ("1.", "2.", "3.", "4.") for line in lines) == 3
+    assert any("255 registers" in line and "1.00 ms" in line for line in lines)
+
+
+def test_waits_are_named_only_where_no_unit_is_busy():
+    measured = doubted(2.0, "confirmed").measurement
+    assert "waits" in {one.rule for one in diagnose(measured, look_of(stall_long_scoreboard=9.0))}
+    assert "waits" not in {one.rule for one in diagnose(measured, look_of(stall_long_scoreboard=9.0, memory=90.0))}
+
+
+def test_tensor_cores_are_asked_for_only_where_products_decide():
+    work = NecessaryWork(read_bytes=1e6, written_bytes=1e6, flops={"float32": 1e12}, least_flops={})
+    look = look_of(tensor=0.0)
+    for direct_ms, is_found in ((5.0, True), (0.1, False)):
+        floor = Floor(work=work, memory_ms=1.0, direct_ms=direct_ms, least_ms=0.0)
+        measured = doubted(2.0, "confirmed", floor=floor).measurement
+        assert ("no tensor cores" in {one.rule for one in diagnose(measured, look)}) is is_found
+
+
+def test_without_counters_the_rows_are_those_of_torch_and_the_reason_is_told():
+    look = Look(kernels=(KernelTime(name="mine", launches=3, ms=0.5),), obstacle="no permission")
+    lines = list(lines_of(doubted(2.0, "confirmed").measurement, look))
+    assert "warm" in lines[0] and "mine" in lines[1] and "no permission" in lines[-1]
