@@ -59,35 +59,25 @@ class TooMany(Exception):
     retry_s = 1
 
 
-class Bodies:
-    """Bodies that are being received, within a limit on the bytes of all."""
-
-    def __init__(self) -> None:
-        self._held: dict[asyncio.Timeout, int] = {}
-        """Bytes of each so far, in the order in which they were begun."""
-
-    async def read(self, request: Request) -> bytes:
-        """Return the body. Raises `TooLarge`, before it is read where its length is given, and `TooMany`."""
-        length = request.headers.get("content-length", "")
-        if length.isdigit() and int(length) > LARGEST_BODY_BYTES:
-            raise TooLarge
-        body, limit = bytearray(), asyncio.timeout(None)
-        try:
-            async with limit:
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > LARGEST_BODY_BYTES:
-                        raise TooLarge
-                    self._held[limit] = len(body)
-                    if sum(self._held.values()) > MOST_BODY_BYTES:
-                        first = next(iter(self._held))
-                        del self._held[first]
-                        first.reschedule(0)
-        except TimeoutError:
-            raise TooMany from None
-        finally:
-            self._held.pop(limit, None)
-        return bytes(body)
+async def read_body(request: Request, held: dict[asyncio.Timeout, int]) -> bytes:
+    """Return the body; `held` has the bytes of all that are begun, in order. Raises `TooLarge` and `TooMany`."""
+    body, limit = bytearray(), asyncio.timeout(None)
+    try:
+        async with limit:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > LARGEST_BODY_BYTES:
+                    raise TooLarge
+                held[limit] = len(body)
+                if sum(held.values()) > MOST_BODY_BYTES:
+                    first = next(iter(held))
+                    del held[first]
+                    first.reschedule(0)
+    except TimeoutError:
+        raise TooMany from None
+    finally:
+        held.pop(limit, None)
+    return bytes(body)
 
 
 class Figures(Collector):
@@ -137,7 +127,8 @@ def _answers(words: dict[int, str], model: type[Record] | None = None) -> dict[i
 
 def application(queue: JobQueue, texts: TextReaders, late: Counter[str]) -> FastAPI:
     """Return the application over a queue; `texts` reads requests, `late` counts connections ended as too slow."""
-    refused, bodies, registry = queue.counts.refused, Bodies(), CollectorRegistry()
+    refused, registry = queue.counts.refused, CollectorRegistry()
+    bodies: dict[asyncio.Timeout, int] = {}
     registry.register(Figures(queue, late))
     ProcessCollector(registry=registry)
 
@@ -207,7 +198,7 @@ def application(queue: JobQueue, texts: TextReaders, late: Counter[str]) -> Fast
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return refusal(415, "send the job as JSON, with `Content-Type: application/json`")
         try:
-            text = (await bodies.read(request)).decode()
+            text = (await read_body(request, bodies)).decode()
         except UnicodeDecodeError:
             return refusal(400, "the body is not UTF-8")
         job = await queue.accept(await texts.read(text, list(queue.groups)))

@@ -161,51 +161,41 @@ SMALL_LETTERS = 2**16
 SMALL_READERS, LARGE_READERS = 2, 2
 
 
-class TextReader:
-    """One process that reads one request at a time."""
+class TextReaders:
+    """Processes that read one request at a time, some of them small ones alone. Close it."""
 
     def __init__(self) -> None:
-        self.process = ProcessOnDemand(MODULE)
-        self.lock = asyncio.Lock()
-        self.waiting = 0
+        self._processes = [ProcessOnDemand(MODULE) for _ in range(SMALL_READERS + LARGE_READERS)]
+        # The one that was used last is taken first: fewer are started.
+        self.small: asyncio.LifoQueue[ProcessOnDemand] = asyncio.LifoQueue()
+        self.large: asyncio.LifoQueue[ProcessOnDemand] = asyncio.LifoQueue()
+        for number, process in enumerate(self._processes):
+            (self.small if number < SMALL_READERS else self.large).put_nowait(process)
 
     async def read(self, text: str, kinds: Collection[DeviceKind]) -> NewJob:
-        """Return the job of a request. Its time begins when the process is free. Raises `RequestError`."""
-        self.waiting += 1
+        """Return the job of a request. Its time begins when a process is free. Raises `RequestError`."""
+        free = self.small if len(text) <= SMALL_LETTERS else self.large
+        reader = await free.get()
         try:
-            async with self.lock:
-                is_new = self.process.pid is None
-                process = await self.process.started()
-                if is_new:
-                    await asyncio.wait_for(process.ask({}), START_S)
-                try:
-                    found = await asyncio.wait_for(process.ask({"read": text, "kinds": sorted(kinds)}), ANSWER_S)
-                except (TimeoutError, asyncio.CancelledError):
-                    process.lose("nobody waits for its answer")
-                    raise
+            is_new = reader.pid is None
+            process = await reader.started()
+            if is_new:
+                await asyncio.wait_for(process.ask({}), START_S)
+            try:
+                found = await asyncio.wait_for(process.ask({"read": text, "kinds": sorted(kinds)}), ANSWER_S)
+            except (TimeoutError, asyncio.CancelledError):
+                process.lose("nobody waits for its answer")
+                raise
         except (Ended, TimeoutError):
             raise RequestError("the texts of this request cannot be parsed in the time and memory there is") from None
         finally:
-            self.waiting -= 1
+            free.put_nowait(reader)
         if "refused" in found:
             raise RequestError(found["refused"])
         return NewJob.model_validate(found["job"])
 
-
-class TextReaders:
-    """Processes that read requests, some of them for small ones alone. Use it from one event loop, and close it."""
-
-    def __init__(self) -> None:
-        self.small = [TextReader() for _ in range(SMALL_READERS)]
-        self.large = [TextReader() for _ in range(LARGE_READERS)]
-
-    async def read(self, text: str, kinds: Collection[DeviceKind]) -> NewJob:
-        """Return the job of a request. Raises `RequestError`."""
-        readers = self.small if len(text) <= SMALL_LETTERS else self.large
-        return await min(readers, key=lambda reader: reader.waiting).read(text, kinds)
-
     async def close(self) -> None:
-        await asyncio.gather(*(reader.process.close() for reader in (*self.small, *self.large)))
+        await asyncio.gather(*(process.close() for process in self._processes))
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:

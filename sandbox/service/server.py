@@ -11,10 +11,11 @@ import stat
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import h11
 import uvicorn
@@ -55,6 +56,9 @@ SHORTEST_TOKEN = 16
 CLOSING_S = 5
 
 
+Fault = Literal["slow", "unread"]
+
+
 class DeadlineProtocol(H11Protocol):
     """Connection that ends where its client is slow: in sending a complete request, or in reading an answer.
 
@@ -63,78 +67,73 @@ class DeadlineProtocol(H11Protocol):
 
     receive_s, send_s, most = RECEIVE_S, SEND_S, MOST_CONNECTIONS
     late: ClassVar[Counter[str]] = Counter()
-    """Connections that were ended so, by reason."""
-    receiving: ClassVar[dict["DeadlineProtocol", asyncio.TimerHandle]] = {}
-    """Connections that wait for their client, oldest first, with the timers that end them."""
+    """Connections that were ended so: `slow` ones, and those whose answers were `unread`."""
+    receiving: ClassVar[dict["DeadlineProtocol", None]] = {}
+    """Connections that wait for their client to send, oldest first."""
     answering: ClassVar[set["DeadlineProtocol"]] = set()
     """Connections whose request is complete."""
-    _sending: asyncio.TimerHandle | None = None
+    _fault: Fault | None = None
+    """What the client is once the timer ends; None where nothing is expected of it."""
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_rest()
+        self._watch()
         if len(self.connections) > self.most:
-            next(iter(self.receiving))._end_slow()
+            next(iter(self.receiving))._end()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._has_sent()
-        self.answering.discard(self)
-        if self._sending is not None:
-            self._sending.cancel()
+        self._watch()
 
     def handle_events(self) -> None:
         super().handle_events()
-        self._expect_rest()
+        self._watch()
 
     def on_response_complete(self) -> None:
-        """Limit the time for the rest of the answer, also where the connection is closed after it."""
         super().on_response_complete()
-        if self.transport.is_closing():
-            self._expect_reading()
-
-    def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        self._expect_reading()
+        self._watch()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._expect_reading()
+        self._watch()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._sending is not None and not self.transport.is_closing():
-            self._sending.cancel()
-            self._sending = None
+        self._watch()
 
-    def _expect_rest(self) -> None:
-        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
-            self._has_sent()
-            self.answering.add(self)
-        elif self not in self.receiving and not self.transport.is_closing():
-            self.answering.discard(self)
-            self.receiving[self] = self.loop.call_later(self.receive_s, self._end_slow)
+    def _watch(self) -> None:
+        """Start the timer of what the client has to do now, unless it runs."""
+        is_open, is_sending = self in self.connections, self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        is_blocked = self.flow.write_paused or self.transport.is_closing()
+        (self.answering.add if is_open and not is_sending else self.answering.discard)(self)
+        fault: Fault | None = None
+        if is_open and (is_blocked or is_sending):
+            fault = "unread" if is_blocked else "slow"
+        if fault == self._fault:
+            return
+        self._fault = fault
+        self.receiving.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        if fault is not None:
+            self._timer = self.loop.call_later(self.receive_s if fault == "slow" else self.send_s, self._end)
+        if fault == "slow":
+            self.receiving[self] = None
 
-    def _has_sent(self) -> None:
-        if (timer := self.receiving.pop(self, None)) is not None:
-            timer.cancel()
-
-    def _expect_reading(self) -> None:
-        self._sending = self._sending or self.loop.call_later(self.send_s, self._end_unread)
-
-    def _end_slow(self) -> None:
-        self._has_sent()
+    def _end(self) -> None:
+        if self._fault == "unread" or self.transport.is_closing():
+            self.late["unread"] += 1
+            self.transport.abort()
+            return
         self.late["slow"] += 1
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(LATE)
         self.transport.close()
-        self._expect_reading()
-
-    def _end_unread(self) -> None:
-        self.late["unread"] += 1
-        self.transport.abort()
+        self._watch()
 
 
+@dataclass
 class Guard:
     """Middleware that refuses requests without the token, or beyond those that are answered at the same time.
 
@@ -142,25 +141,15 @@ class Guard:
     receives the rest of the body of a refused request: a client that still sends would lose the answer.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        refused: Counter[str],
-        answering: Collection[object],
-        token: str | None,
-        hosts: Collection[str] | None,
-    ) -> None:
-        """`refused` counts by reason; `answering`: connections whose request is complete.
-
-        `hosts`: host names of the service, None for any, as on a Unix socket.
-        """
-        self._app, self._refused, self._answering, self._hosts = app, refused, answering, hosts
-        self._token = None if token is None else _digest(token.encode())
+    app: ASGIApp
+    refused: Counter[str]
+    answering: Collection[object]
+    token: str | None
+    hosts: Collection[str] | None
+    """Host names of the service; None for any, as on a Unix socket."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        has_more, left = True, LARGEST_REST_BYTES
+        has_more = True
 
         async def receive_part() -> Message:
             nonlocal has_more
@@ -169,37 +158,35 @@ class Guard:
             return part
 
         async def send_last(message: Message) -> None:
-            nonlocal left
-            while message.get("status", 0) >= 400 and has_more and left > 0:
+            left = LARGEST_REST_BYTES if message.get("status", 0) >= 400 else 0
+            while has_more and left > 0:
                 left -= len((await receive_part()).get("body", b""))
             await send(message)
 
-        await (self._refusal(scope) or self._app)(scope, receive_part, send_last)
+        await (self._refusal(scope) or self.app)(scope, receive_part, send_last)
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
-        if self._token is not None and scope["path"] not in OPEN_PATHS:
-            kind, _, given = headers.get("authorization", "").partition(" ")
-            # Of digests: the time of this shows nothing of the token, not even its length.
-            if not hmac.compare_digest(_digest(given.strip().encode()), self._token) or kind.lower() != "bearer":
-                said = "this service needs its token; send it as `Authorization: Bearer TOKEN`"
-                return self._refused_for("token", 401, said, {"www-authenticate": "Bearer"})
-        if self._hosts is not None and host_name(headers.get("host", "")) not in self._hosts:
-            said = "this service has another name; use the one that it was started with"
-            return self._refused_for("host", 421, said, {})
-        if len(self._answering) > MOST_REQUESTS and scope["path"] not in OPEN_PATHS:
-            return self._refused_for(
-                "busy", 503, "too many requests are being answered; ask again", {"retry-after": "1"}
-            )
+        if self.hosts is not None and host_name(headers.get("host", "")) not in self.hosts:
+            return self._refused("host", 421, "this service has another name; use the one that it was started with")
+        if scope["path"] in OPEN_PATHS:
+            return None
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if self.token is not None and (kind.lower() != "bearer" or not _is_same(given.strip(), self.token)):
+            sentence = "this service needs its token; send it as `Authorization: Bearer TOKEN`"
+            return self._refused("token", 401, sentence, {"www-authenticate": "Bearer"})
+        if len(self.answering) > MOST_REQUESTS:
+            return self._refused("busy", 503, "too many requests are being answered; ask again", {"retry-after": "1"})
         return None
 
-    def _refused_for(self, reason: str, status: int, sentence: str, headers: dict[str, str]) -> JSONResponse:
-        self._refused[reason] += 1
+    def _refused(self, reason: str, status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:
+        self.refused[reason] += 1
         return JSONResponse({"error": sentence}, status, headers)
 
 
-def _digest(text: bytes) -> bytes:
-    return hashlib.sha256(text).digest()
+def _is_same(given: str, token: str) -> bool:
+    """Compare digests: the time of this shows nothing of the token, not even its length."""
+    return hmac.compare_digest(*(hashlib.sha256(text.encode()).digest() for text in (given, token)))
 
 
 def host_name(header: str) -> str:

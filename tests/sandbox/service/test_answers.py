@@ -327,7 +327,8 @@ def test_a_parser_that_dies_costs_one_request_and_no_other(tmp_path):
     with listening(tmp_path) as service:
         client = service.client()
         assert client.ask("POST", "/v1/jobs", job(number=1)).status == 202
-        process = service.texts.small[0].process
+        process = asyncio.run_coroutine_threadsafe(service.texts.small.get(), service.loop).result()
+        service.texts.small.put_nowait(process)
         os.kill(process.pid, signal.SIGSTOP)
         refused = []
         asking = threading.Thread(target=lambda: refused.append(client.ask("POST", "/v1/jobs", job(number=2))))

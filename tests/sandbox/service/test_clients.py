@@ -108,9 +108,8 @@ def test_who_is_cancelled_cancels_its_job(service):
 
 def test_who_is_cancelled_while_it_sends_its_job_has_it_cancelled(tmp_path):
     with listening(tmp_path) as slow:
-        locks = [reader.lock for reader in slow.texts.small]
-        for lock in locks:  # no request is read until they are released
-            asyncio.run_coroutine_threadsafe(lock.acquire(), slow.loop).result()
+        free = slow.texts.small  # no request is read until one is there again
+        readers = [asyncio.run_coroutine_threadsafe(free.get(), slow.loop).result() for _ in range(free.qsize())]
 
         async def go():
             asking = asyncio.create_task(ServiceClient(address(slow)).judge(job()))
@@ -118,8 +117,8 @@ def test_who_is_cancelled_while_it_sends_its_job_has_it_cancelled(tmp_path):
                 await asyncio.sleep(0.01)
             asking.cancel()
             await asyncio.sleep(0)
-            for lock in locks:
-                slow.loop.call_soon_threadsafe(lock.release)
+            for reader in readers:
+                slow.loop.call_soon_threadsafe(free.put_nowait, reader)
             await asyncio.gather(asking, return_exceptions=True)
             return asking.cancelled()
 

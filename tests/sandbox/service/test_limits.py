@@ -52,9 +52,8 @@ def test_beyond_the_bytes_of_all_bodies_the_one_begun_first_is_refused(tmp_path,
 
 def test_texts_that_are_slow_to_parse_delay_no_smaller_one(tmp_path):
     with listening(tmp_path) as service:
-        for reader in (*service.texts.large, service.texts.small[0]):
-            asyncio.run_coroutine_threadsafe(reader.lock.acquire(), service.loop).result()
-            reader.waiting += 1
+        for free in (service.texts.large, service.texts.large, service.texts.small):
+            asyncio.run_coroutine_threadsafe(free.get(), service.loop).result()
         assert len(job()["source"]) < SMALL_LETTERS < LONGEST_TEXT
         assert service.client().ask("POST", "/v1/jobs", job()).status == 202
 
