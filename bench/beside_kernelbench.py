@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.kernelbench_candidates import CASES, ForeignCase
-from bench.measuring import NO_DEVICE, Kept, Report, is_in_time
+from bench.measuring import NO_DEVICE, Kept, Report, is_in_time, output_of
 from kernelwright.sandbox.pool.judge_pool import judge_many
 from kernelwright.sandbox.storage import VARIABLE
 from kernelwright.sandbox.verdict.settings import JudgeSettings
@@ -67,7 +67,7 @@ class Files(NamedTuple):
     def environment(self, way: str) -> dict[str, str]:
         own = self.folder / way.replace(" ", "_").replace(",", "")
         (own / "triton").mkdir(parents=True, exist_ok=True)
-        return os.environ | {
+        return {
             VARIABLE: str(own / "ours"),
             "TORCH_EXTENSIONS_DIR": str(own / "torch"),
             "TRITON_CACHE_DIR": str(own / "triton"),
@@ -129,16 +129,6 @@ def _found(files: Files, cases: tuple[ForeignCase, ...], wanted: list[str], kept
     return {way: [known[way, case.name] for case in cases if (way, case.name) in known] for way in wanted}
 
 
-def _output_of(command: list[str], environment: dict[str, str], limit_s: float = LIMIT_S) -> tuple[str, float]:
-    start = time.perf_counter()
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit_s, check=False)
-        said = done.stdout
-    except subprocess.TimeoutExpired:
-        said = ""
-    return said, time.perf_counter() - start
-
-
 def _theirs(files: Files, case: ForeignCase) -> Found:
     environment = files.environment(THEIRS)
     paths = [str(files.tree), str(files.problem(case)), str(files.candidate(case))]
@@ -147,7 +137,7 @@ def _theirs(files: Files, case: ForeignCase) -> Found:
 
 def evaluated(words: list[str], environment: dict[str, str]) -> Found:
     """Evaluate by KernelBench's evaluator in a process: tree, problem, candidate, backend, and where its builds go."""
-    said, seconds = _output_of([sys.executable, str(EVALUATOR), *words], environment)
+    said, seconds = output_of([sys.executable, str(EVALUATOR), *words], LIMIT_S, **environment)
     row: dict[str, Any] = json.loads(said.splitlines()[-1]) if said.strip() else {"correct": False, "speedup": None}
     return Found(row["correct"], row["speedup"], seconds)
 
@@ -155,7 +145,7 @@ def evaluated(words: list[str], environment: dict[str, str]) -> Found:
 def _ours(files: Files, case: ForeignCase) -> Found:
     words = ["judge", str(files.problem(case)), str(files.candidate(case)), "--device", DEVICE, "--json"]
     command = [sys.executable, "-m", "kernelwright", *words, "--effort", _effort()]
-    said, seconds = _output_of(command, files.environment(SHELL))
+    said, seconds = output_of(command, LIMIT_S, **files.environment(SHELL))
     return _read(json.loads(said) if said.strip() else None, seconds)
 
 
@@ -169,7 +159,8 @@ def _served(files: Files, cases: tuple[ForeignCase, ...]) -> list[Found]:
     """Send all, as clients would; the clock starts when the service answers."""
     environment, socket = files.environment(SERVICE), files.folder / "socket"
     state = ["--socket", str(socket), "--state", str(files.folder / "state"), "--device", DEVICE]
-    service = subprocess.Popen([sys.executable, "-m", "kernelwright", "serve", *state], env=environment)
+    command = [sys.executable, "-m", "kernelwright", "serve", *state]
+    service = subprocess.Popen(command, env=os.environ | environment)
     try:
         end = time.monotonic() + START_S
         while not socket.exists() and time.monotonic() < end and service.poll() is None:
@@ -195,7 +186,7 @@ def _scored(files: Files, cases: tuple[ForeignCase, ...]) -> list[Found]:
         shutil.copy(files.problem(case), problems)
     words = ["score", str(problems), str(candidates), "--out", str(files.folder / "scores"), "--device", DEVICE]
     command = [sys.executable, "-m", "kernelwright", *words, "--json", "--effort", _effort()]
-    said, seconds = _output_of(command, files.environment(SCORE), LIMIT_S * len(cases))
+    said, seconds = output_of(command, LIMIT_S * len(cases), **files.environment(SCORE))
     reports = {Path(row["candidate"]).stem: row for row in map(json.loads, said.splitlines())}
     return [_read(reports.get(case.name), seconds / len(cases)) for case in cases]
 

@@ -12,16 +12,14 @@ that is not declared, and the third's kernel does not compile. `KERNELWRIGHT_BEN
 empty cache, and is built once more when the light header is there.
 """
 
-import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.measuring import Report, chosen, empty_cache
+from bench.measuring import Report, chosen, empty_cache, output_of
 from kernelwright.sandbox.build import BuildStore, read_record
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.gpu import backend_of
@@ -135,10 +133,7 @@ def _build_stock(source: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "candidate.py")
         path.write_text(source)
-        start = time.perf_counter()
-        environment = os.environ | {"TORCH_EXTENSIONS_DIR": folder}
-        subprocess.run([sys.executable, str(path)], env=environment, capture_output=True, check=False)
-        return time.perf_counter() - start
+        return output_of([sys.executable, str(path)], TORCH_EXTENSIONS_DIR=folder)[1]
 
 
 def _build(source: str, settings: JudgeSettings) -> Built:

@@ -9,6 +9,7 @@ import gzip
 import json
 import os
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -66,6 +67,19 @@ class Kept:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def output_of(command: Sequence[str], limit_s: float | None = None, **environment: str) -> tuple[str, float]:
+    """Return what a command prints, nothing where it takes longer than the limit, and its wall seconds."""
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command, env=os.environ | environment, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+        said = done.stdout
+    except subprocess.TimeoutExpired:
+        said = ""
+    return said, time.perf_counter() - start
 
 
 def spread(seconds: Sequence[float]) -> str:

@@ -231,7 +231,7 @@ def _facts(verdict: Verdict) -> dict[str, Any]:
         "placebo_eager_ms": placebo.candidate_ms if placebo else (),
         "placebo_workers": placebo.workers if placebo else (),
         "device_ms": on_device.device_ms,
-        "positions": getattr(on_device, "positions", None),
+        "positions": on_device.positions,
         "dropped": on_device.dropped,
         "stages": verdict.evidence.seconds,
         "events_ms": statistics.median(events) if events else None,

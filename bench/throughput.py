@@ -15,14 +15,13 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from bench.measuring import Report, empty_cache
+from bench.measuring import Report, empty_cache, output_of
 from kernelwright.problems import Problem, load_problem
 from kernelwright.sandbox.peaks import peaks_here
 from kernelwright.sandbox.pool.dispatcher import Dispatcher
@@ -190,14 +189,9 @@ def _evaluated(problem: Path, source: str, device: str, folder: Path) -> bool:
     with tempfile.TemporaryDirectory(dir=folder) as own:
         candidate = Path(own) / "candidate.py"
         candidate.write_text(source)
-        done = subprocess.run(
-            [sys.executable, EVALUATOR, problem, candidate, device],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=os.environ | {"TORCH_EXTENSIONS_DIR": own, "TMPDIR": own},
-        )
-    return bool(json.loads(done.stdout.splitlines()[-1])["correct"])
+        command = [sys.executable, str(EVALUATOR), str(problem), str(candidate), device]
+        said, _ = output_of(command, TORCH_EXTENSIONS_DIR=own, TMPDIR=own)
+    return bool(json.loads(said.splitlines()[-1])["correct"])
 
 
 async def _judged(problem: Problem, sources: list[str], target: Target) -> list[bool]:

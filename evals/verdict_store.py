@@ -409,7 +409,7 @@ def summaries(folders: Iterable[Path], leave_out: Callable[[RunLogError], None] 
 
 def search_of(header: Header) -> dict[str, str]:
     """Model, strategy and target of a run; `unknown` where its header does not say."""
-    search = header.config.get("search", header.config)
+    search = header.config.get("search")
     config = search if isinstance(search, dict) else {}
     return {name: str(config.get(name, "unknown")) for name in ("model", "strategy", "target")}
 

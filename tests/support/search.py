@@ -36,7 +36,7 @@ from tests.support.runs import REFERENCE
 
 PROBLEM = tiny_problem(REFERENCE, name="doubled", title="Twice the input")
 CONFIG = SearchConfig(model="scripted-1", attempts=7, drafts=2, repairs=2, retry_delay_s=0)
-SETTING = Setting(config={"model": "scripted-1"}, device="Example CPU", versions={"python": "3.11"})
+SETTING = Setting(config={"search": {"model": "scripted-1"}}, device="Example CPU", versions={"python": "3.11"})
 CPU = cpu_sheet("Example CPU", 2, ["avx2"], {"L1d": 48 << 10})
 EVIDENCE = Evidence(jail=(), seconds={}, authenticity=Authenticity(label="custom"), problem_status=None, versions={})
 
