@@ -25,7 +25,7 @@ from kernelwright.sandbox.machine import PROFILE, SANITIZE, cuda_tool, cuda_tool
 from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values
 from kernelwright.sandbox.verdict.diagnoses import COUNTERS, base_name
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import (
     MOST_FAULTS,
     MOST_KERNELS,
@@ -286,7 +286,7 @@ class Subject(NamedTuple):
     load: Callable[[], Mapping[str, object]]
     """Makes the message of a worker's `load`."""
     reference: Callable[[], ReferenceSession]
-    settings: Settings
+    settings: JudgeSettings
 
 
 @contextmanager
@@ -393,7 +393,9 @@ def run_call(subject: Subject, tool: Tool) -> Ran:
 
 
 @cache
-def _trial(path: str, command: tuple[str, ...], environment: tuple[tuple[str, str], ...], settings: Settings) -> str:
+def _trial(
+    path: str, command: tuple[str, ...], environment: tuple[tuple[str, str], ...], settings: JudgeSettings
+) -> str:
     """Return why memcheck does not work on this machine, tried with a correct program; empty where it does."""
     folder = WorkFolder()
     try:
@@ -403,7 +405,7 @@ def _trial(path: str, command: tuple[str, ...], environment: tuple[tuple[str, st
     return read_memcheck(ran.report, ran.ended_well, ran.printed).why
 
 
-def run_under(tool: Tool, call: ToolTask, folder: WorkFolder, settings: Settings) -> Ran:
+def run_under(tool: Tool, call: ToolTask, folder: WorkFolder, settings: JudgeSettings) -> Ran:
     folder.shown = folders(tool.path)
     more = {"memory_bytes": MEMORY * settings.memory_bytes}
     try:
@@ -418,7 +420,7 @@ def run_under(tool: Tool, call: ToolTask, folder: WorkFolder, settings: Settings
         folder.shown = ()
 
 
-def _asked(session: Session, tool: Tool, call: ToolTask, settings: Settings) -> Ran:
+def _asked(session: Session, tool: Tool, call: ToolTask, settings: JudgeSettings) -> Ran:
     limit = settings.start_timeout_s
     session.ask({"op": "use device"}, limit)
     for name, values in call.kept.items():

@@ -23,7 +23,7 @@ from kernelwright.problems.formats import read_collection
 from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.pool.judges import Judges
 from kernelwright.sandbox.verdict.errors import SandboxError
-from kernelwright.sandbox.verdict.settings import Accuracy, Settings
+from kernelwright.sandbox.verdict.settings import Accuracy, JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Passed
 from kernelwright_child import driver
 
@@ -201,7 +201,7 @@ def _judge(chosen: list[Released], rows: _Rows, facts: dict[str, Any], device: s
         if is_in_time() and not is_known and _row(one, facts | EMPTY).key not in rows.known:
             rows.add(_row(one, facts | _judged(judges, one)))
 
-    with Judges(Settings.model_validate(asked)) as judges:
+    with Judges(JudgeSettings.model_validate(asked)) as judges:
         _each(chosen, work, IN_FLIGHT)
 
 

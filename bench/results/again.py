@@ -32,7 +32,7 @@ from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.machine import SANITIZE, cuda_tool
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.errors import SandboxError
-from kernelwright.sandbox.verdict.settings import Settings
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Verdict
 
 
@@ -95,9 +95,9 @@ def _words(found: object) -> str:
     return f"{speedup:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def _here(judging: dict[str, Any]) -> Settings:
+def _here(judging: dict[str, Any]) -> JudgeSettings:
     """Return the settings of a run, with the cores of this machine."""
-    return Settings.model_validate({name: value for name, value in judging.items() if name != "cores"})
+    return JudgeSettings.model_validate({name: value for name, value in judging.items() if name != "cores"})
 
 
 def _check_device(device: str, target: str) -> None:
@@ -142,7 +142,7 @@ def _digest(row: Kept) -> str:
     return row.facts.best.candidate_digest if row.facts.best else ""
 
 
-def _checked(row: Kept, tree: Path, source: str, settings: Settings) -> dict[str, str]:
+def _checked(row: Kept, tree: Path, source: str, settings: JudgeSettings) -> dict[str, str]:
     with Judge(problem_of(row, tree), settings) as judge:
         built = judge.build(candidate_of(source))
         try:

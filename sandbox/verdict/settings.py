@@ -1,4 +1,4 @@
-"""JudgeSettings of the judge: its budgets, and the certainty that it must reach."""
+"""Settings of the judge: its budgets, and the certainty that it must reach."""
 
 import os
 from typing import Any, Literal, Self
@@ -19,7 +19,7 @@ SCREEN: dict[str, Any] = {
 }
 WeightsPolicy = Literal["copy", "seed", "auto"]
 AT_EFFORT: dict[JudgingEffort, dict[str, Any]] = {"screen": SCREEN, "search": {}, "rank": {}}
-"""JudgeSettings of each effort, from the least to the most."""
+"""Settings of each effort, from the least to the most."""
 Accuracy = Literal["ieee", "default", "tf32", "kernelbench"]
 """The errors that are right, the least first. `ieee`: those that rounding in the problem's dtype explains. `default`:
 those of the reference under torch's own precision switches too; `tf32`: with TF32. `kernelbench`: what KernelBench's
@@ -146,6 +146,3 @@ class JudgeSettings(Record):
     def side_by_side(self) -> bool:
         """Return whether children may work next to each other; a device has one user at a time."""
         return not self.gpu
-
-
-Settings = JudgeSettings  # modules that import the old name
