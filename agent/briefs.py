@@ -94,9 +94,9 @@ def baselines_of(view: View) -> Baselines:
     """
     first = view.measured.verdict if view.measured else None
     if isinstance(first, Passed):
-        return _as_measured(first.measurement)
+        return times_and_roofline(first.measurement)
     passed = (one.verdict.measurement for one in view.attempts if isinstance(one.verdict, Passed))
-    return next((_as_measured(one) for one in passed if one.floor is not None), Baselines())
+    return next((times_and_roofline(one) for one in passed if one.floor is not None), Baselines())
 
 
 def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folder: Path | None = None) -> Baselines:
@@ -121,7 +121,8 @@ def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folde
     return Baselines(times=_times(times), roofline=_roofline(floor))
 
 
-def _as_measured(found: Measurement) -> Baselines:
+def times_and_roofline(found: Measurement) -> Baselines:
+    """Give PyTorch's times and the roofline of one measurement."""
     times = _times(found.baselines_ms, is_shipped=found.against(AS_SHIPPED) is found.against(EAGER))
     empty_ms = statistics.median(found.protocol_ms) if found.timing_clock == "call" and found.protocol_ms else None
     if empty_ms is not None and empty_ms < min(found.baselines_ms.values()):

@@ -3,12 +3,15 @@
 `python -m bench sections` prints the tables of docs/search.md. `python -m bench sections RUN...` takes the folders of
 runs into the record first. These are runs over the same problems with other sections left out of their prompts
 (`kernelwright run --without SECTION`), and one leaves out nothing. Only the first attempt at each problem is compared.
+
+`python -m bench sections choose|ask|judge|tell`: kinds of evidence in an improvement's prompt, see `bench/pairs.py`.
 """
 
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench import pairs
 from bench.measuring import Report
 from bench.results.figures import by_idea, by_role
 from bench.results.records import Kept, Searched, indexed, read_lines, searched, write_lines
@@ -25,6 +28,8 @@ IDEAS = "| answers of | idea | tried | won | median gain of an improvement |"
 
 def run(*folders: str) -> Report:
     """Sections of a prompt against each other; runs that are named first replace those for the same targets."""
+    if folders[:1] and folders[0] in pairs.COMMANDS:
+        return pairs.run(folders)
     found = list(read_lines(RECORD, Searched.model_validate_json))
     if folders:
         fresh = [one for folder in folders for one in searched(Path(folder))]

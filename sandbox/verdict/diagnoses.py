@@ -241,10 +241,9 @@ def spills(launch: Launch) -> Found:
 
 @rule("launch", "Cut the work finer (smaller tiles, a split reduction) so that every multiprocessor has some.")
 def few_blocks(launch: Launch) -> Found:
-    waves, blocks = launch.at("waves"), launch.at("blocks")
-    if not waves < 0.9:
-        return None
-    return 1 - waves, f"Its {blocks:.0f} blocks take {waves:.0%} of the places on the device."
+    waves = launch.at("waves")
+    blocks = f"{launch.of['blocks']:.0f} blocks" if "blocks" in launch.of else "blocks"
+    return (1 - waves, f"Its {blocks} take {waves:.0%} of the places on the device.") if waves < 0.9 else None
 
 
 @rule("launch", "Choose tiles that fill whole waves, or a persistent grid that deals tiles out.")

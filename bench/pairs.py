@@ -1,0 +1,254 @@
+"""What an improvement's prompt should say of the kernel it starts from: three kinds of evidence against each other.
+
+A pair is a problem and a correct kernel for it that leaves 1.3 times or more to the roofline and to a copy. From each
+the same improvement is asked for with no profile, with raw counters, and with diagnoses; nothing else differs. Parent
+and child are judged one after the other by the same reference processes.
+
+`python -m bench sections choose` fixes the pairs in `results/pairs.toml`, before any answer. `ask TREE OUT` judges the
+parents under ncu and writes a task for each pair and kind; an answer lies next to its task, `NAME.answer.md`.
+`judge TREE OUT` judges what is answered; `tell OUT` draws the table. TREE is a checkout of KernelBench.
+"""
+
+import json
+import math
+import random
+import statistics
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from bench.measuring import Kept, Report, is_in_time
+from bench.results.records import Answered, judgings_in, records_in, rejudged
+from kernelwright import prompts
+from kernelwright.agent.briefs import sheet_for, times_and_roofline, versions_here
+from kernelwright.agent.providers.files import ANSWER, TASK
+from kernelwright.agent.replies import Extraction, extract
+from kernelwright.problems import Problem, load_problem
+from kernelwright.problems.formats import SEPARATOR
+from kernelwright.problems.formats.reading import safe_name
+from kernelwright.sandbox.authenticity.scan import candidate_of
+from kernelwright.sandbox.judge.judging import Judge
+from kernelwright.sandbox.storage import write_atomically
+from kernelwright.sandbox.verdict.errors import SandboxError
+from kernelwright.sandbox.verdict.report import timing_lines
+from kernelwright.sandbox.verdict.settings import JudgeSettings
+from kernelwright.sandbox.verdict.verdicts import Look, Measurement, Passed
+
+Kind = Literal["no profile", "raw counters", "diagnoses"]
+KINDS: tuple[Kind, ...] = ("no profile", "raw counters", "diagnoses")
+RESULTS = Path(__file__).parent.parent / "results"
+FILE = "pairs.toml"
+ROOM = 1.3
+RESAMPLES, SEED = 20_000, 2026
+COMMANDS = ("choose", "ask", "judge", "tell")
+SETTINGS = JudgeSettings(device="cuda", effort="search")
+
+
+class Pair(NamedTuple):
+    address: str
+    dtype: str
+    digest: str
+    """sha256 of the parent's source, as 64 hex digits."""
+
+    @property
+    def name(self) -> str:
+        return safe_name(f"{self.address.replace('/', '-')}-{self.dtype}")
+
+
+def choose(folder: Path = RESULTS) -> Report:
+    """Fix the pairs: of each problem and dtype the best kernel, where it leaves room."""
+    lines = []
+    for one, parent in _kept(folder):
+        found = parent.attempt.measurement
+        if found is not None and (room := room_of(found)) is not None and room >= ROOM:
+            lines.append(f'"{one.address} {one.dtype}" = "{parent.digest}" # {room:.2f}')
+    (folder / FILE).write_text("# A problem and dtype, and the digest of the parent.\n" + "\n".join(lines) + "\n")
+    return Report(f"  {len(lines)} pairs of {len({line.split()[0] for line in lines})} problems")
+
+
+def room_of(found: Measurement) -> float | None:
+    """Return the kernel's time over the roofline's, or over a copy's where that is longer; None where not known."""
+    least = found.floor and max(found.floor.floor_ms, found.floor.copy_ms or 0.0)
+    return found.candidate_ms / least if least else None
+
+
+def _kept(folder: Path) -> Iterator[tuple[Pair, Answered]]:
+    again = judgings_in(folder)
+    for record in records_in(folder):
+        one, _ = rejudged(record, again)
+        if one.best is not None:
+            yield Pair(one.address, one.dtype, one.best.digest), one.best
+
+
+def pairs_of(folder: Path) -> list[Pair]:
+    """Read the fixed pairs."""
+    table = tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
+    return [Pair(address, dtype, digest) for name, digest in table.items() for address, dtype in [name.split()]]
+
+
+def _sources(folder: Path) -> dict[str, str]:
+    records = records_in(folder)
+    return {answered.digest: answered.source for one in records for answered in one.attempts if answered.source}
+
+
+def _problem(tree: Path, pair: Pair) -> Problem:
+    return load_problem(f"{tree}{SEPARATOR}{pair.address}", dtype=None if pair.dtype == "float32" else pair.dtype)
+
+
+def ask(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
+    """Judge each parent under ncu, and write its tasks. What is written already is left as it is."""
+    sources, settings = _sources(folder), SETTINGS.model_copy(update={"profile": True})
+    failed = []
+    for pair in pairs_of(folder):
+        if not is_in_time() or all((out / f"{pair.name}.{_short(kind)}{TASK}").exists() for kind in KINDS):
+            continue
+        problem = _problem(tree, pair)
+        try:
+            with Judge(problem, settings) as judge:
+                verdict = judge.judge(candidate_of(sources[pair.digest]))
+        except SandboxError as error:
+            failed.append(f"  {pair.name}: {error}")
+            continue
+        if not isinstance(verdict, Passed) or verdict.evidence.look is None:
+            failed.append(f"  {pair.name}: {verdict.outcome}")
+            continue
+        out.mkdir(parents=True, exist_ok=True)
+        for kind, text in tasks(problem, sources[pair.digest], verdict).items():
+            write_atomically(out / f"{pair.name}.{_short(kind)}{TASK}", text)
+    written = len(list(out.glob(f"*{TASK}")))
+    return Report("\n".join([*failed, f"  {written} tasks in {out}"]), not failed)
+
+
+def _short(kind: Kind) -> str:
+    return kind.replace(" ", "-")
+
+
+def tasks(problem: Problem, source: str, verdict: Passed) -> dict[Kind, str]:
+    """Return the prompt of an improvement of this kernel with each kind of evidence."""
+    measured, look = verdict.measurement, verdict.evidence.look or Look()
+    room = room_of(measured)
+    bare = timing_lines(measured, None)
+    said: dict[Kind, str] = {
+        "no profile": bare,
+        "raw counters": "\n".join([bare, *raw_lines(look)]),
+        "diagnoses": timing_lines(measured, look),
+    }
+    rendered: dict[Kind, prompts.Prompt] = {}
+    for kind, evidence in said.items():
+        parent = prompts.Parent(
+            number=1, outcome="passed", candidate_ms=measured.candidate_ms, speedup=measured.speedup, source=source,
+            evidence=evidence,
+        )  # fmt: skip
+        brief = prompts.Brief(
+            problem=problem, target="cuda", role="improve", device=sheet_for("cuda"), versions=versions_here(),
+            baselines=times_and_roofline(measured), parent=parent, room=room,
+        )  # fmt: skip
+        rendered[kind] = prompts.render(brief)
+    # Long evidence would leave less room for snippets: every kind has those of the shortest.
+    return {kind: _with_evidence(rendered["no profile"], prompt) for kind, prompt in rendered.items()}
+
+
+def _with_evidence(prompt: prompts.Prompt, other: prompts.Prompt) -> str:
+    theirs = next(section for section in other.sections if section.name == "evidence")
+    sections = tuple(theirs if section.name == "evidence" else section for section in prompt.sections)
+    return prompt.model_copy(update={"sections": sections}).text
+
+
+def raw_lines(look: Look) -> Iterator[str]:
+    """Write torch's list of kernels and every counter of ncu, as they are."""
+    yield "kernels of a call, by torch's profiler:"
+    for one in look.kernels:
+        yield f"  {one.name[:100]}: {one.launches} x, {one.ms:.4f} ms in all"
+    yield "hardware counters of its launches, by ncu:"
+    for launch in look.counters:
+        yield launch.kernel
+        yield from (f"  {name}: {value:.6g}" for name, value in sorted(launch.values.items()))
+
+
+def judge(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
+    """Judge each answer beside its parent; a row each in `pairs.jsonl`. What is judged already is left."""
+    rows, sources = Kept("pairs.jsonl"), _sources(folder)
+    known = {(row["pair"], row["kind"]) for row in rows.rows()} if rows.path.exists() else set()
+    for pair in pairs_of(folder):
+        answers = {kind: out / f"{pair.name}.{_short(kind)}{ANSWER}" for kind in KINDS}
+        new = [kind for kind, path in answers.items() if path.exists() and (pair.name, kind) not in known]
+        if not new or not is_in_time():
+            continue
+        problem = _problem(tree, pair)
+        try:
+            with Judge(problem, SETTINGS) as one:
+                parent = one.judge(candidate_of(sources[pair.digest]))
+                for kind in new:
+                    found = extract(answers[kind].read_text(encoding="utf-8"))
+                    source = found.source if isinstance(found, Extraction) else None
+                    child = one.judge(candidate_of(source)) if source else None
+                    ratio = _speedup(child) / _speedup(parent) if _speedup(child) and _speedup(parent) else None
+                    outcome = "no candidate" if child is None else child.outcome
+                    row = {"pair": pair.name, "problem": pair.address, "kind": kind, "ratio": ratio, "outcome": outcome}
+                    rows.add(row | {"source": source})
+                    print(json.dumps(row), flush=True)
+        except SandboxError as error:
+            print(f"  {pair.name}: {error}", flush=True)
+    return tell(rows.path)
+
+
+def _speedup(verdict: object) -> float:
+    return verdict.measurement.speedup if isinstance(verdict, Passed) else 0.0
+
+
+def tell(path: Path) -> Report:
+    """Draw the table: by kind, answers, correct ones, and the mean of the children's speed over their parents'."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    logs = {kind: {row["pair"]: gain(row["ratio"]) for row in rows if row["kind"] == kind} for kind in KINDS}
+    problem = {row["pair"]: row["problem"] for row in rows}
+    lines = [
+        "| evidence | answers | correct | geometric mean of child over parent, losses as 1 | over no profile [95 %] |"
+    ]
+    lines.append("|---|---|---|---|---|")
+    for kind, found in logs.items():
+        correct = sum(row["outcome"] == "passed" for row in rows if row["kind"] == kind)
+        mean = f"{math.exp(statistics.mean(found.values())):.3f}" if found else "-"
+        both = {pair: found[pair] - logs["no profile"][pair] for pair in found if pair in logs["no profile"]}
+        against = "-"
+        if kind != "no profile" and both:
+            low, middle, high = mean_interval(both, problem)
+            against = f"{math.exp(middle):.3f} [{math.exp(low):.3f}, {math.exp(high):.3f}], {verdict_of(low, high)}"
+        lines.append(f"| {kind} | {len(found)} | {correct} | {mean} | {against} |")
+    return Report("\n".join(lines))
+
+
+def gain(ratio: float | None) -> float:
+    """Return the logarithm of a child's speed over its parent's; 0 for a failure or a loss."""
+    return max(0.0, math.log(ratio)) if ratio else 0.0
+
+
+def mean_interval(differences: dict[str, float], problem: dict[str, str]) -> tuple[float, float, float]:
+    """Return the 95 % bootstrap interval of a mean, and the mean in the middle; problems are drawn, not pairs."""
+    groups: dict[str, list[float]] = {}
+    for pair, value in differences.items():
+        groups.setdefault(problem[pair], []).append(value)
+    names, rng = sorted(groups), random.Random(SEED)
+    means = sorted(
+        statistics.fmean(value for name in rng.choices(names, k=len(names)) for value in groups[name])
+        for _ in range(RESAMPLES)
+    )
+    return means[int(0.025 * RESAMPLES)], statistics.fmean(differences.values()), means[int(0.975 * RESAMPLES)]
+
+
+def verdict_of(low: float, high: float) -> str:
+    """Say whether a kind of evidence wins or loses; undecided, the shorter prompt stays."""
+    return "wins" if low > 0 else "loses" if high < 0 else "undecided"
+
+
+def run(words: Sequence[str]) -> Report:
+    """Carry out one of the four commands; see the module."""
+    command, *rest = words
+    paths = [Path(word) for word in rest]
+    if command == "choose" and not paths:
+        return choose()
+    if command in ("ask", "judge") and len(paths) == 2:
+        return (ask if command == "ask" else judge)(*paths)
+    if command == "tell" and len(paths) == 1:
+        return tell(paths[0])
+    raise SandboxError("give choose, ask TREE OUT, judge TREE OUT or tell FILE; see python -m bench sections")

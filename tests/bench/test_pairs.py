@@ -1,0 +1,73 @@
+"""Kinds of evidence against each other: prompts that differ in nothing else, and means that are drawn by problem."""
+
+import json
+import math
+import random
+
+import pytest
+
+from bench import pairs
+from bench.pairs import KINDS, gain, mean_interval, tasks, tell, verdict_of
+from kernelwright.problems import load_problem
+from kernelwright.sandbox.verdict.diagnoses import COUNTERS
+from kernelwright.sandbox.verdict.verdicts import KernelFacts, KernelTime, Look
+from tests.support.runs import doubted
+
+
+@pytest.fixture(scope="module")
+def rendered():
+    values = {COUNTERS["memory"]: 20.0, COUNTERS["waves"]: 0.2, COUNTERS["time_ns"]: 5e5}
+    look = Look(
+        kernels=(KernelTime(name="tile", launches=1, ms=0.5),),
+        counters=(KernelFacts(kernel="tile", metrics={}, values=values),),
+    )
+    verdict = doubted(2.0, "confirmed")
+    verdict = verdict.model_copy(update={"evidence": verdict.evidence.model_copy(update={"look": look})})
+    return tasks(load_problem("rms_norm"), "import torch\n\n\nclass ModelNew(torch.nn.Module): ...\n", verdict)
+
+
+def test_the_prompts_of_a_pair_differ_in_nothing_but_the_evidence(rendered):
+    assert set(rendered) == set(KINDS)
+    bare, raw, diagnosed = (rendered[kind].splitlines() for kind in KINDS)
+    added = {name: [line for line in text if line not in bare] for name, text in (("raw", raw), ("own", diagnosed))}
+    assert all(line in raw and line in diagnosed for line in bare)
+    assert any(COUNTERS["memory"] in line for line in added["raw"])
+    assert not any("__" in line for line in added["own"]) and any("blocks" in line for line in added["own"])
+
+
+def test_failures_and_losses_count_as_no_gain():
+    assert [gain(ratio) for ratio in (None, 0.5, 1.0)] == [0.0, 0.0, 0.0]
+    assert gain(2.0) == pytest.approx(math.log(2))
+
+
+def test_an_interval_is_drawn_by_problem():
+    rng = random.Random(1)
+    problem = {f"{name} {part}": name for name in "abcdefghijklmnop" for part in range(2)}
+    sure = {pair: 0.2 + rng.gauss(0, 0.02) for pair in problem}
+    low, middle, high = mean_interval(sure, problem)
+    assert low < middle < high and verdict_of(low, high) == "wins"
+    unsure = {pair: rng.gauss(0, 0.2) for pair in problem}
+    low, _, high = mean_interval(unsure, problem)
+    assert verdict_of(low, high) == "undecided"
+    together = {pair: 0.3 if problem[pair] == "a" else 0.0 for pair in problem}
+    low, _, _ = mean_interval(together, problem)
+    assert verdict_of(low, 1.0) == "undecided", "two pairs of one problem are no two witnesses"
+
+
+def test_the_table_holds_every_kind(tmp_path):
+    rows = [
+        {"pair": f"{name}-float32", "problem": name, "kind": kind, "ratio": ratio, "outcome": "passed"}
+        for name in ("level1/5", "level1/15", "level2/5")
+        for kind, ratio in zip(KINDS, (1.0, 0.9, 1.5), strict=True)
+    ]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = str(tell(path)).splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == list(KINDS)
+    assert "1.500 [1.500, 1.500], wins" in lines[4] and "1.000 [1.000, 1.000], undecided" in lines[3]
+
+
+def test_pairs_are_fixed_by_digest(tmp_path):
+    (tmp_path / pairs.FILE).write_text('"level1/5 bfloat16" = "ab"\n')
+    assert pairs.pairs_of(tmp_path) == [pairs.Pair("level1/5", "bfloat16", "ab")]
+    assert pairs.pairs_of(tmp_path)[0].name == "level1-5-bfloat16"
