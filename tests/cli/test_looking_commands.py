@@ -89,32 +89,3 @@ def test_an_exported_best_kernel_is_the_kept_one_byte_for_byte(kernelwright, tmp
         kept = [folder for name in log.header.problems if (folder := write_best(log, name))]
     exported = {path.parent.name: path.read_bytes() for path in (tmp_path / "out").glob("*/candidate.py")}
     assert exported == {folder.name: (folder / "candidate.py").read_bytes() for folder in kept} and len(kept) == 2
-
-
-MISTAKES = {
-    "a leaderboard of nothing": (("leaderboard", "empty"), "holds no run"),
-    "an unknown format": (("leaderboard", "runs", "--format", "pdf"), "no format 'pdf'"),
-    "two formats": (("leaderboard", "runs", "--format", "md", "--json"), "leave one of them out"),
-    "a verification on another device": (("leaderboard", "runs", "--verify", "1"), "verify them there"),
-    "a file of several runs": (("inspect", "runs", "--export", "x.html"), "name one of them"),
-    "inspecting nothing": (("inspect", "absent"), "there is no folder absent"),
-    "a file that cannot be written": (("inspect", "runs/a", "--export", "no/x.html"), "cannot write"),
-    "a picture under another name": (("inspect", "runs/a", "--export", "x.png"), "give report.html or picture.svg"),
-    "showing nothing": (("show", "absent"), "there is no folder absent"),
-    "an unknown problem": (("show", "runs/a", "x/1"), "has no problem 'x'"),
-    "an unknown attempt": (("show", "runs/a", "problem_0/99"), "no attempt 99"),
-    "no attempt": (("show", "runs/a", "problem_0"), "names no attempt"),
-    "a run against a file": (("diff", "runs/a", "own.py"), "is not the folder of a run"),
-    "a missing file": (("diff", "own.py", "absent.py"), "absent.py"),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_ends_with_2_and_a_sentence(kernelwright, runs, name):
-    (runs / "empty").mkdir()
-    (runs / "own.py").write_text("x = 1\n")
-    words, said = MISTAKES[name]
-    found = kernelwright(*words)
-    assert found.returncode == 2, found.stdout + found.stderr
-    assert said in found.stderr
-    assert "Traceback" not in found.stderr

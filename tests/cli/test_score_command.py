@@ -99,23 +99,3 @@ def test_shards_divide_the_files_and_merge(kernelwright, folders):
     done, lines = scored(kernelwright, "--out", "whole", "--merge", "part1", "--merge", "part2")
     assert set(lines) == set(parts[0]) | set(parts[1])
     assert "passed" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("tasks", "absent"), "folder absent"),
-        (("absent/", "candidates"), "absent"),
-        (("tasks", "tasks/level1"), "names a problem"),
-        (("tasks", "candidates", "--shard", "3/2"), "give i/n"),
-        (("tasks", "candidates", "--merge", "absent"), "file absent/scores.db"),
-    ],
-)
-def test_a_mistake_ends_with_2_and_a_sentence(kernelwright, folders, words, said):
-    if words[1] == "tasks/level1":
-        (folders / "tasks/level1").rename(folders / "tasks/others")
-        words = ("rms_norm", "tasks/others")
-    done = kernelwright("score", *words)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr

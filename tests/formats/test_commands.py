@@ -79,26 +79,6 @@ def test_a_machine_without_the_library_for_a_format_is_told_how_to_get_it(tmp_pa
     assert "pyarrow" in done.stderr and "'kernelwright[data]'" in done.stderr
 
 
-MISTAKES = {
-    "a missing path": (("import", "nowhere", "ours"), "there is no nowhere"),
-    "no known format": (("import", ".", "ours"), "in no format that is known"),
-    "a wrong selection": (("import", "KernelBench", "ours", "--only", "level9"), "no 'level9'"),
-    "no place": (("export", "run"), "say where to write"),
-    "no such format": (("export", "run", "out", "--to", "xml"), "there are: jsonl"),
-    "no run": (("export", "KernelBench", "out"), "not the folder of a run"),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_ends_with_2_and_one_sentence(tmp_path, name):
-    words, said = MISTAKES[name]
-    if "KernelBench" in words:
-        write_tree(tmp_path / "KernelBench")
-    done = kernelwright(tmp_path, *words)
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert said in done.stderr and done.stderr.count("\n") == 1
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("work")

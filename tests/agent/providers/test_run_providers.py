@@ -87,27 +87,3 @@ def test_roles_and_further_models_are_reached_from_the_command_line(called, mode
         asks = [attempt.ask for attempt in fold("problem", log.events("problem")).attempts]
     assert [ask.role for ask in asks] == ["plan", *["propose"] * 3]
     assert [ask.model for ask in asks] == [*["small"] * 3, "strong"]
-
-
-MISTAKES = {
-    "an unknown provider": (("--provider", "x", "--model", "m"), "no provider 'x'; there are: batch, files, local, "),
-    "no model": (("--provider", "vllm"), "needs the name of a model; add --model"),
-    "a server for files": (("--provider", "files", "--base-url", "http://x/v1"), "--base-url names a server but"),
-    "a folder for a server": (("--model", "m", "--folder", "tasks"), "--folder is for --provider files"),
-    "a model for recorded answers": (("--provider", "recorded", "--model", "m"), "recorded answers come from no model"),
-    "no key for a preset": (("--provider", "groq", "--model", "m"), "no key in the variable GROQ_API_KEY"),
-    "an unknown form": (("--model", "m", "--api", "x"), "no form 'x'; there are: chat, responses"),
-    "a form without a server": (("--api", "responses"), "--api responses is for a server but no model was given"),
-    "a key without a server": (("--provider", "files", "--api-key-env", "MY_KEY"), "--api-key-env MY_KEY is for a"),
-    "presets without a name": (("--model", "m", "--presets", "x.toml"), "name one with --provider"),
-    "a preset table that is not there": (("--provider", "a", "--presets", "x.toml"), "check the path"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_ends_with_2_and_a_sentence(called, name):
-    words, said = MISTAKES[name]
-    done = called("run", "problem.py", *words)
-    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
-    assert "Traceback" not in done.stderr
