@@ -1,6 +1,7 @@
-"""Many processes write to one record at once, and some are killed: nothing that was acknowledged is lost."""
+"""Processes that write one record at once: none loses what was acknowledged, and one alone goes on with a run."""
 
 import hashlib
+import os
 import sqlite3
 import subprocess
 import sys
@@ -10,10 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from kernelwright.agent.config import ProviderOptions
 from kernelwright.agent.log.events import ProviderFailed
 from kernelwright.agent.log.store import RunLog
+from kernelwright.evals.runs import run
 from kernelwright.evals.verdict_store import VerdictStore, run_summary
+from tests.support.commands import run_with
+from tests.support.problems import PROBLEM, WRONG
 from tests.support.runs import writing
+from tests.support.servers import fake_reply
 
 pytestmark = pytest.mark.slow
 WRITERS, EACH = 8, 100
@@ -142,3 +148,61 @@ def test_judges_that_are_killed_leave_a_sound_file_with_all_that_was_acknowledge
     with VerdictStore(tmp_path / "scores.db") as store:
         assert set(said) <= {one.candidate for one in store.read(store.path)}
     assert is_sound(tmp_path / "scores.db")
+
+
+WORDS = [sys.executable, "-m", "kernelwright"]
+
+
+@pytest.fixture
+def held(tmp_path):
+    """The folder above a finished run, `out`, that this process goes on with."""
+    run(["rms_norm"], out=tmp_path / "out", provider=ProviderOptions(kind="simulated"), attempts=2)
+    (tmp_path / "answers.jsonl").touch()
+    with RunLog.open(tmp_path / "out", alone=True):
+        yield tmp_path
+
+
+def called(folder, *words):
+    return run_with(folder, *words, OPENAI_API_KEY="k")
+
+
+@pytest.mark.parametrize(
+    "words", [("resume", "out"), ("batch", "import", "out", "answers.jsonl"), ("batch", "send", "out")]
+)
+def test_who_would_write_is_refused_with_2_and_a_sentence(held, words):
+    done = called(held, *words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"process {os.getpid()} " in done.stderr and "run in out" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("show", "out"), ("replay", "out"), ("leaderboard", "out"), ("inspect", "out", "--export", "out.html")],
+    ids=lambda words: words[0],
+)
+def test_who_only_reads_is_not_hindered(held, words):
+    done = called(held, *words)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_resume_beside_a_run_under_way_asks_nothing_and_harms_nothing(tmp_path, model_server):
+    (tmp_path / "problem.py").write_text(PROBLEM)
+    server, asked, goes_on = model_server(fake_reply(WRONG)), threading.Event(), threading.Event()
+    answer = server.completion
+
+    def slowly(request):
+        asked.set()
+        goes_on.wait(60)
+        return answer(request)
+
+    server.completion = slowly
+    options = ["--set", "measure=false", "--model", "m", "--base-url", server.base_url, "--attempts", "2"]
+    with subprocess.Popen(
+        [*WORDS, "run", "problem.py", *options, "--out", "out"], cwd=tmp_path, stdout=subprocess.DEVNULL,
+        env=os.environ | {"OPENAI_API_KEY": "k"},
+    ) as first:  # fmt: skip
+        assert asked.wait(60)
+        second = called(tmp_path, "resume", "out")
+        goes_on.set()
+    assert second.returncode == 2 and f"process {first.pid} " in second.stderr
+    assert (first.returncode, len(server.requests)) == (1, 2)

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 from torch.utils import cpp_extension
 
+from examples.card.compare_all import answered
 from kernelwright.agent.providers.recorded import read_session
 from kernelwright.agent.replies import Extraction, extract
+from kernelwright.programs.record import Chosen, Split, read_split, write_record
 from kernelwright.sandbox.authenticity.scan import refuse
 
 CARD = Path(__file__).parents[2] / "examples" / "card"
@@ -66,3 +68,20 @@ def test_an_answer_builds_for_a_card_and_has_the_weights_of_its_part(path, tmp_p
     assert isinstance(model, nn.Module) and shapes(model) == shapes(part_of(path))
     wanted = torch.bfloat16 if "infer" in str(path) else torch.float32
     assert {value.dtype for value in model.state_dict().values()} == {wanted}
+
+
+def chosen(part):
+    return Chosen(part=part, ms=1.0, share=0.5, floor_ms=0.1, compiled_ms=None, gain_ms=0.9, sites=(("Model", part),))
+
+
+def test_parts_without_an_answer_are_left_as_they_are(tmp_path):
+    write_record(tmp_path, Split(program_ms=2.0, chosen=(chosen("stem_1"), chosen("block_1")), compiled=False))
+    (tmp_path / "answers" / "block_1").mkdir(parents=True)
+    assert answered(tmp_path, tmp_path / "answers") == 1
+    assert [one.part for one in read_split(tmp_path).chosen] == ["block_1"]
+
+
+def test_where_no_part_has_an_answer_the_parts_are_named(tmp_path):
+    write_record(tmp_path, Split(program_ms=2.0, chosen=(chosen("stem_1"),), compiled=False))
+    with pytest.raises(SystemExit, match=r"\(stem_1\) has an answer"):
+        answered(tmp_path, tmp_path / "answers")
