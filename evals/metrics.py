@@ -190,6 +190,12 @@ def kernel_label(verdict: Verdict, source: str, problem: Problem) -> str:
     return COPY if label not in OWN_KERNEL and is_copy(source, problem.source) else label
 
 
+def weak_of(verdict: Verdict) -> tuple[str, ...] | None:
+    """Return why the problem is degenerate; empty where it is not, None where it was not examined."""
+    status = verdict.evidence.problem_status
+    return None if status is None else status.why if status.status == "weak" else ()
+
+
 class VerdictSummary(Record):
     """A verdict in flat form, stored next to it; all tables are made from these. None where a field does not apply."""
 
@@ -219,7 +225,7 @@ class VerdictSummary(Record):
     """The least time on this device with any algorithm."""
     authenticity: str
     weak: tuple[str, ...] | None
-    """Why the problem is degenerate; empty where it is not, None where it was not examined."""
+    """See `weak_of`."""
     weights: str | None = None
     """`copied` or `seeded`, as in the evidence."""
     without: tuple[str, ...] = ()
@@ -272,7 +278,6 @@ def summarize(verdict: Verdict, reported: Mapping[str, Any] | None = None) -> Ve
     """Summarize a verdict; its report is made where it is not given."""
     found = report(verdict) if reported is None else reported
     measurement = verdict.measurement if isinstance(verdict, Passed) else None
-    status = verdict.evidence.problem_status
     return VerdictSummary(
         **{name: found[name] for name in AS_REPORTED},
         low=found["speedup_low"],
@@ -283,7 +288,7 @@ def summarize(verdict: Verdict, reported: Mapping[str, Any] | None = None) -> Ve
         usual={short: measurement.speedup_against(name) for short, name in BASELINES.items()} if measurement else {},
         impossible_below_ms=found["impossible_below_ms"],
         authenticity=verdict.evidence.authenticity.label,
-        weak=None if status is None else tuple(status.why) if status.status == "weak" else (),
+        weak=weak_of(verdict),
         weights=verdict.evidence.weights,
         without=tuple(verdict.evidence.without),
         effort=verdict.evidence.effort,

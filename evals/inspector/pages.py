@@ -22,7 +22,8 @@ from kernelwright.agent.log.records import Attempt
 from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.replies import NotExtracted
-from kernelwright.evals.metrics import BASELINES, kernel_label, level_of, summarize
+from kernelwright.agent.steering import known_sum
+from kernelwright.evals.metrics import BASELINES, kernel_label, level_of, summarize, total_cost, weak_of
 from kernelwright.evals.plots import picture
 from kernelwright.evals.report import ending_words
 from kernelwright.evals.verdict_store import log_of, search_of
@@ -76,7 +77,7 @@ class RunModel:
         best = view.best
         verdict = _passed(best) if best else None
         found = summarize(verdict) if verdict else None
-        statuses = [_weak(one.verdict) for one in view.attempts if one.verdict]
+        statuses = [weak_of(one.verdict) for one in view.attempts if one.verdict]
         shown = ("title", "family", "size", "digest", "precision", "operators", "direction")
         return {field: getattr(problem, field) for field in shown} | {
             "name": name,
@@ -184,16 +185,11 @@ def _said(verdict: Passed, side: str) -> str | None:
     return speedup_words(verdict, pairing).replace(" x", " \u00d7", 1) if pairing else None
 
 
-def _weak(verdict: Verdict) -> list[str] | None:
-    status = verdict.evidence.problem_status
-    return None if status is None else list(status.why) if status.status == "weak" else []
-
-
 def _summary(attempt: Attempt) -> Data:
     verdict = _passed(attempt)
     found = verdict.measurement if verdict else None
-    costs = [reply.usage.cost_usd for reply in attempt.replies]
-    tokens = [one for reply in attempt.replies for one in (reply.usage.input_tokens, reply.usage.output_tokens)]
+    usages = [reply.usage for reply in attempt.replies]
+    cost = total_cost([usage.cost_usd for usage in usages])
     return {
         "n": attempt.number,
         "role": attempt.ask.role,
@@ -207,8 +203,8 @@ def _summary(attempt: Attempt) -> Data:
         "marks": attempt.marks,
         "timing_clock": found and found.timing_clock,
         "ms": found and _rounded(found.candidate_ms),
-        "cost": None if None in costs else round(sum(cost for cost in costs if cost is not None), 8),
-        "tokens": None if None in tokens else sum(one for one in tokens if one is not None),
+        "cost": cost and round(cost, 8),
+        "tokens": known_sum(count for usage in usages for count in (usage.input_tokens, usage.output_tokens)),
     }
 
 
