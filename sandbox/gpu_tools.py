@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernelwright.sandbox.calls.reference import ReferenceSession
-from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session
-from kernelwright.sandbox.jail.process import ChildGone, ChildLate
+from kernelwright.sandbox.calls.sessions import BAD_RUNS, Session
+from kernelwright.sandbox.jail.process import ChildLate
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.machine import PROFILE, SANITIZE, cuda_tool, cuda_tool_path, require_cuda_tools
-from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values
+from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.verdict.diagnoses import COUNTERS, base_name
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.settings import JudgeSettings
@@ -256,7 +256,6 @@ MEMORY = 4
 """Memory limit as a multiple of other children's, since tools take memory."""
 CALLED = ("load", "run", "check")
 """Stages in which a candidate's kernels run."""
-BAD_RUNS = (ChildGone, ChildLate, Refused, MemoryReadError, Misbehaved)
 
 
 class Tool(NamedTuple):

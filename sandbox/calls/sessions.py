@@ -10,7 +10,7 @@ from kernelwright.sandbox.clocks import ClockSample
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.jail.process import REPORTS_SYSCALLS, Child, ChildGone, ChildLate
 from kernelwright.sandbox.logs import escaped, one_line
-from kernelwright.sandbox.tensors import SharedMemory, Values, described, read_tensors, with_changed
+from kernelwright.sandbox.tensors import MemoryReadError, SharedMemory, Values, described, read_tensors, with_changed
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Defence, JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
@@ -40,6 +40,10 @@ class Unbuilt(Exception):
 
 class Misbehaved(Exception):
     """The child broke a rule that every honest candidate keeps, which the text names."""
+
+
+BAD_RUNS = (ChildGone, ChildLate, Refused, MemoryReadError, Misbehaved)
+"""Errors of a call that a candidate causes."""
 
 
 Timeout = float | CallTimeout | FirstCallTimeout | ImportTimeout

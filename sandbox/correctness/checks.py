@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from kernelwright.sandbox.calls.reference import ReferenceSession, fresh_seed, operation
-from kernelwright.sandbox.calls.sessions import Session, Timed
+from kernelwright.sandbox.calls.sessions import BAD_RUNS, Session, Timed
 from kernelwright.sandbox.correctness.compare import (
     IEEE,
     KERNELBENCH,
@@ -154,7 +154,17 @@ class Trial:
         add_shares(self.errors, errors)
         if wrong is not None and not self.allows(wrong, errors):
             reason = f"{wrong.reason} (on inputs {call.inputs}){self._wider(wrong, errors)}"
-            raise StageFailed("check", reason, wrong.details)
+            raise StageFailed("check", reason, "\n".join(part for part in (wrong.details, self._again(call)) if part))
+
+    def _again(self, call: Call) -> str:
+        """Say whether a second call on the same values gives the same wrong result; empty where it gives none."""
+        try:
+            again = self.call(call.values).output
+        except BAD_RUNS:
+            return ""
+        if again == call.mine.output:
+            return "a second call on these values gives the same result bit by bit: look at indices, not at races"
+        return "a second call on these values gives another result: a race, or memory that is read before it is written"
 
     def allows(self, wrong: Wrong, errors: Shares) -> bool:
         """Return whether an error beyond `ieee` is right at an accuracy between that and KernelBench's rule."""

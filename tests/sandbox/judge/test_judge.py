@@ -60,6 +60,17 @@ def test_a_right_candidate_passes_with_every_sample(scaled_rows):
     assert len(verdict.measurement.closest.candidate_ms) == scaled_rows.settings.min_pairs
 
 
+@pytest.mark.parametrize(
+    ("forward", "found"),
+    [
+        ("return torch.cumsum(x * self.weight, dim=1) + 1", "the same result"),
+        ("return torch.cumsum(x * self.weight, dim=1) + torch.rand_like(x)", "another result"),
+    ],
+)
+def test_of_a_wrong_result_it_is_said_whether_it_repeats(scaled_rows, forward, found):
+    assert found in failed(scaled_rows, candidate(forward), "check").log
+
+
 def test_a_kernel_of_its_own_is_built_and_passes(scaled_rows):
     top = '''
     SOURCE = r"""
