@@ -196,11 +196,6 @@ def timing_lines(measured: Measurement, look: Look | None) -> str:
     return "\n".join(lines)
 
 
-def floor_ms(verdict: Verdict | None) -> float | None:
-    """The least time that the problem can take on the device, by the judge; None where it is not known."""
-    return verdict.measurement.floor_ms if isinstance(verdict, Passed) else None
-
-
 RELATIVE = 1e-9
 """Relative difference that another machine's last digits may show."""
 

@@ -8,6 +8,7 @@ import pytest
 
 from kernelwright.agent.config import Budget, SearchConfig
 from kernelwright.agent.log.records import Knob, ReplyFacts, Screening, Usage
+from kernelwright.agent.log.store import RunLog
 from kernelwright.agent.log.view import fold
 from kernelwright.agent.scheduler import account
 from kernelwright.agent.steering import (
@@ -19,9 +20,11 @@ from kernelwright.agent.steering import (
     exceeded,
     knobs_of,
     load_prices,
+    near_floor,
     spent,
     stalls,
     tally,
+    times_the_roofline,
     to_judge,
     to_screen,
     with_setting,
@@ -33,6 +36,7 @@ from kernelwright.problems.languages import TARGETS
 from kernelwright.prompts import Traits, applicable, idea_bank, traits_of
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
 from kernelwright.sandbox.verdict.verdicts import Failed
+from tests.support.runs import doubted, writing
 from tests.support.search import CONFIG, PROBLEM, ReadingEvaluator, Scripted, new_log, reply_with, searched, view_of
 
 
@@ -111,6 +115,18 @@ def test_a_floor_far_below_the_best_or_far_above_it_ends_no_search(log, floor_ms
     view = searched(log, evaluator=Floored(floor_ms))
     assert "budget of 7 attempts" in view.stopped and view.spent == 7
     assert account(PROBLEM, view, CONFIG).expected_gain > 0.1
+
+
+@pytest.mark.parametrize(("copy_ms", "times"), [(0.95, 1.05), (0.5, 2.0), (1.5, 5.0), (None, 5.0)])
+def test_on_a_gpu_a_copy_of_the_bytes_bounds_what_is_left(tmp_path, copy_ms, times):
+    work = NecessaryWork(read_bytes=1e6, written_bytes=1e6, flops={})
+    floor = Floor(work=work, memory_ms=0.2, direct_ms=0.0, least_ms=0.0, copy_ms=copy_ms)
+    with writing(tmp_path / "run", doubted(2.0, "confirmed", floor=floor)) as writer:
+        pass
+    with RunLog.open(writer.log.folder) as log:
+        view = fold("one", log.events("one"))
+    assert times_the_roofline(view, 0.9) == pytest.approx(times, rel=0.01)
+    assert (near_floor(view, 0.9) is not None) is (times < 1.1)
 
 
 def facts(usage, model="m"):
