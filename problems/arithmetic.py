@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from kernelwright.problems.source import parse_expression, parse_module
+from kernelwright.problems.source import function_in, parse_expression, parse_module
 
 LARGEST_BITS = 256
 """No number on the way may be longer: `9 ** 9 ** 9` is refused instead of computed."""
@@ -121,12 +121,11 @@ def input_bytes(source: str) -> int:
         tree = parse_module(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return 0
-    names = _constants(tree.body, {})
-    for function in tree.body:
-        if isinstance(function, ast.FunctionDef) and function.name == "get_inputs":
-            local = _constants(function.body, names)
-            return sum(_bytes(node, local) for node in ast.walk(function) if isinstance(node, ast.Call))
-    return 0
+    function = function_in(tree.body, "get_inputs")
+    if function is None:
+        return 0
+    names = _constants(function.body, _constants(tree.body, {}))
+    return sum(_bytes(node, names) for node in ast.walk(function) if isinstance(node, ast.Call))
 
 
 def _constants(statements: Iterable[ast.stmt], known: dict[str, Value]) -> dict[str, Value]:

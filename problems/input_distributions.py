@@ -23,13 +23,13 @@ LAST = 4
 """Factor by which the very last element lies farther out than the others."""
 
 
-def begin_far_out(x: "torch.Tensor", size: float) -> None:
+def begin_far_out(x: "torch.Tensor") -> None:
     """Begin every other row of the second half with an outlier, so that no sample of the first rows shows one.
 
     Indices of axis 0, which a norm over several axes takes for rows, begin so too. There are none elsewhere: a
     norm's weight could make one so large that it hides errors at the beginning of a row.
     """
-    rows = _rows(x)
+    rows, size = _rows(x), _outlier(x)
     _set_magnitude(rows[len(rows) // 2 :: 2, 0], size)
     if x.dim() and x[0].numel() >= ROW:
         _set_magnitude(x.view(len(x), -1)[len(x) // 2 :, 0], size)
@@ -43,11 +43,11 @@ def _set_magnitude(some: "torch.Tensor", size: float) -> None:
     some.copy_(sizes.to(some.dtype).copysign_(some))
 
 
-def end_far_out(x: "torch.Tensor", times: float) -> None:
+def end_far_out(x: "torch.Tensor") -> None:
     """Make rows in the second half, and indices of axis 0, end alternately above and below all drawn values.
 
-    Above is half of `times` the largest magnitude, or more. No value gets a sign that was not drawn: where all are
-    positive, below is the smallest divided by as much. The last two of all are farther out. So a skipped remainder
+    Above is half of `OUTLIER` times the largest magnitude, or more. No value gets a sign that was not drawn: where all
+    are positive, below is the smallest divided by as much. The last two of all are farther out. So a skipped remainder
     shows over the last axis, over axis 0 and over everything. Which of these two is above differs from
     draw to draw; where all have one sign, the last is the one of the larger magnitude.
     """
@@ -56,9 +56,9 @@ def end_far_out(x: "torch.Tensor", times: float) -> None:
     rows, whole = _rows(x), x.view(-1)
     low, high = map(float, torch.aminmax(x))
     above, largest = int(whole[-1] > whole[0] if low < 0 < high else high > 0), max(-low, high)
-    ends = [(rows[len(rows) // 2 :, -1], times), (whole[-2:], LAST * times)]
+    ends = [(rows[len(rows) // 2 :, -1], OUTLIER), (whole[-2:], LAST * OUTLIER)]
     if x.dim() and x[0].numel() >= ROW:
-        ends.insert(1, (x.view(len(x), -1)[len(x) // 2 :, -1], times))
+        ends.insert(1, (x.view(len(x), -1)[len(x) // 2 :, -1], OUTLIER))
     for end, most in ends:
         far = torch.linspace(most / 2, most, len(end), dtype=torch.float64, device=x.device)
         for some, edge, sign in ((slice(above, None, 2), high, 1), (slice(1 - above, None, 2), low, -1)):
@@ -66,7 +66,7 @@ def end_far_out(x: "torch.Tensor", times: float) -> None:
             end[some] = (unit * far[some] if edge * sign > 0 else edge / far[some]).to(x.dtype)
 
 
-def few_far_out(x: "torch.Tensor", size: float) -> None:
+def few_far_out(x: "torch.Tensor") -> None:
     """Set one outlier in each `BLOCK` elements of the second half, at positions drawn from a secret seed.
 
     A sum of them is wrong where a part is left out and the rest scaled up, as a sample of even values is not. The first
@@ -81,7 +81,7 @@ def few_far_out(x: "torch.Tensor", size: float) -> None:
     inner = (1, width - 1) if width > 2 else (0, 1)
     places = starts.add_(torch.randint(*inner, (len(starts),), generator=draw, device=x.device))
     far = flat[places]
-    _set_magnitude(far, size)
+    _set_magnitude(far, _outlier(x))
     flat[places] = far
 
 
@@ -142,11 +142,6 @@ def _mixed_magnitude(x: "torch.Tensor") -> None:
     x.mul_(powers.to(x.dtype).view(-1, *[1] * (x.dim() - 1 - axis)))
 
 
-def _zero_rows(x: "torch.Tensor") -> None:
-    if x.dim():
-        x[::3] = 0
-
-
 def _outlier(x: "torch.Tensor") -> float:
     largest = largest_magnitude(x)
     return min(OUTLIER * largest if 0 < largest < math.inf else OUTLIER, most(x.dtype))
@@ -160,15 +155,15 @@ DISTRIBUTIONS: dict[str, InputDistribution] = {
     "all negative": InputDistribution("all negative", lambda x: x.abs_().neg_()),
     "with every other sign changed": InputDistribution("every other sign changed", lambda x: x.view(-1)[::2].neg_()),
     "with ties": InputDistribution("rounded to halves, so with ties", lambda x: x.mul_(2).round_().div_(2)),
-    "with rows of zeros": InputDistribution("every third index of axis 0 zero", _zero_rows),
+    "with rows of zeros": InputDistribution(
+        "every third index of axis 0 zero", lambda x: x[::3].zero_() if x.dim() else None
+    ),
     "of mixed magnitude": InputDistribution("axis 0 scaled from 1e-3 to 1e3 (fp16: 1e-2 to 1e2)", _mixed_magnitude),
     "with outliers": InputDistribution(
-        "outliers of 50 to 100 times the largest magnitude where rows begin", lambda x: begin_far_out(x, _outlier(x))
+        "outliers of 50 to 100 times the largest magnitude where rows begin", begin_far_out
     ),
-    "with heavy ends": InputDistribution(
-        "rows that end 50 to 100 times above or below all other values", lambda x: end_far_out(x, OUTLIER)
-    ),
-    "with few large values": InputDistribution("", lambda x: few_far_out(x, _outlier(x))),
+    "with heavy ends": InputDistribution("rows that end 50 to 100 times above or below all other values", end_far_out),
+    "with few large values": InputDistribution("", few_far_out),
 }
 """By the name that problems and records use."""
 GROWTH, OFFSET = 10**DECADES, LOWERED

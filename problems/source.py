@@ -63,6 +63,11 @@ def _inner(statement: ast.stmt) -> Iterator[ast.stmt]:
                 yield from node.body
 
 
+def function_in(statements: Iterable[ast.stmt], name: str) -> ast.FunctionDef | None:
+    """Return the first function of that name among these statements; None without one."""
+    return next((one for one in statements if isinstance(one, ast.FunctionDef) and one.name == name), None)
+
+
 def bindings(statements: Iterable[ast.stmt]) -> Iterator[Binding]:
     """Yield the names that these statements of `top_level` bind, in order; a name as often as it is bound."""
     for statement in statements:

@@ -6,13 +6,12 @@ them; its own text stays.
 """
 
 import ast
-import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from kernelwright.problems.problem import ProblemError
-from kernelwright.problems.source import parse_module
+from kernelwright.problems.source import CUDA, function_in, parse_module
 
 IN_ORDER = """
 
@@ -44,7 +43,7 @@ def get_init_inputs():
 
 def in_order(source: str, tree: ast.Module) -> str:
     """`source`, with the lines that put constructor arguments in order where it does not plainly return a list."""
-    function = _function(tree, "get_init_inputs")
+    function = function_in(tree.body, "get_init_inputs")
     if function is None or _plain(function, _dicts(tree)):
         return source
     return source.rstrip("\n") + "\n" + IN_ORDER
@@ -76,24 +75,19 @@ def configured(source: str, configuration: dict[str, object], given: dict[str, o
 
 def keyword_only(tree: ast.Module) -> dict[str, bool]:
     """Return the keyword-only parameters of `Model`'s constructor, and whether each is required."""
-    for statement in tree.body:
-        if isinstance(statement, ast.ClassDef) and statement.name == "Model":
-            init = next((s for s in statement.body if isinstance(s, ast.FunctionDef) and s.name == "__init__"), None)
-            if init is not None:
-                pairs = zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
-                return {argument.arg: default is None for argument, default in pairs}
-    return {}
+    model = next((one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == "Model"), None)
+    init = function_in(model.body, "__init__") if model else None
+    if init is None:
+        return {}
+    pairs = zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True)
+    return {argument.arg: default is None for argument, default in pairs}
 
 
 def gives_keywords(tree: ast.Module) -> bool:
     """Return whether `get_init_inputs` visibly returns a dict, whose items the judge passes by keyword."""
-    function, dicts = _function(tree, "get_init_inputs"), _dicts(tree)
+    function, dicts = function_in(tree.body, "get_init_inputs"), _dicts(tree)
     returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)] if function else []
     return bool(returns) and all(value is not None and _may_be_dict(value, dicts) for value in returns)
-
-
-def _function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
-    return next((s for s in tree.body if isinstance(s, ast.FunctionDef) and s.name == name), None)
 
 
 def _plain(function: ast.FunctionDef, dicts: set[str]) -> bool:
@@ -121,7 +115,6 @@ def _may_be_dict(item: ast.expr, dicts: set[str]) -> bool:
     return False
 
 
-CUDA = re.compile(r"cuda(:\d+)?")
 DRAWING = ("get_inputs", "get_init_inputs")
 
 
@@ -143,19 +136,13 @@ def without_cuda(source: str) -> str:
 
 def _mentions(tree: ast.Module) -> Iterator[ast.Call | ast.Constant]:
     for statement in tree.body:
-        if isinstance(statement, ast.FunctionDef) and statement.name in DRAWING:
-            yield from _in(statement)
-        elif isinstance(statement, ast.Assign):
-            yield from (node for node in _in(statement) if isinstance(node, ast.Constant))
-
-
-def _in(statement: ast.stmt) -> Iterator[ast.Call | ast.Constant]:
-    for node in ast.walk(statement):
-        match node:
-            case ast.Call(func=ast.Attribute(attr="cuda")):
-                yield node
-            case ast.Constant(value=str() as text) if CUDA.fullmatch(text):
-                yield node
+        draws = isinstance(statement, ast.FunctionDef) and statement.name in DRAWING
+        for node in ast.walk(statement) if draws or isinstance(statement, ast.Assign) else ():
+            match node:
+                case ast.Call(func=ast.Attribute(attr="cuda")) if draws:
+                    yield node
+                case ast.Constant(value=str() as text) if CUDA.fullmatch(text):
+                    yield node
 
 
 def put_sizes(source: str, values: Mapping[str, int]) -> str:

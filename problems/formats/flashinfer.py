@@ -32,7 +32,7 @@ from kernelwright.problems.problem import (
     StatedTolerance,
     Tolerance,
 )
-from kernelwright.problems.source import bound_names, parse, read_json, read_text
+from kernelwright.problems.source import bound_names, function_in, parse, read_json, read_text
 
 
 class DefinitionAxis(Foreign):
@@ -242,17 +242,14 @@ def _arguments(definition: Definition, tree: ast.Module) -> list[str]:
 
 
 def _parameters(tree: ast.Module) -> list[str]:
-    run = next((s for s in tree.body if isinstance(s, ast.FunctionDef) and s.name == "run"), None)
+    run = function_in(tree.body, "run")
     return [argument.arg for argument in [*run.args.args, *run.args.kwonlyargs]] if run else []
 
 
 def changed_parameters(tree: ast.Module) -> set[str]:
     """Return the parameters that `run` visibly changes in place; the judge keeps inputs unchanged."""
-    run = next((s for s in tree.body if isinstance(s, ast.FunctionDef) and s.name == "run"), None)
-    if run is None:
-        return set()
-    found: set[str] = set()
-    for node in ast.walk(run):
+    run, found = function_in(tree.body, "run"), set[str]()
+    for node in ast.walk(run) if run else ():
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method)) if method.endswith("_"):
                 found.add(name)

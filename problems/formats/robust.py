@@ -13,7 +13,7 @@ from kernelwright.problems.source import check_reference, read_json, read_text, 
 from kernelwright.problems.source_rewriting import configured, keyword_only, without_cuda
 
 SOURCE, CONFIGURATIONS, BACKWARD = "func_forward.py", "config_forward.json", "func_backward.py"
-JudgeSettings = list[dict[str, Any]]
+Choices = list[dict[str, Any]]
 Pair = tuple[dict[str, Any], dict[str, Any]]
 """Keywords of the constructor, and of `get_inputs`."""
 
@@ -23,12 +23,12 @@ class Configurations(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    single_input_configs: JudgeSettings = [{}]
-    single_init_configs: JudgeSettings = [{}]
-    single_shared_configs: JudgeSettings = [{}]
-    multi_input_configs: JudgeSettings = []
-    multi_init_configs: JudgeSettings = []
-    multi_shared_configs: JudgeSettings = []
+    single_input_configs: Choices = [{}]
+    single_init_configs: Choices = [{}]
+    single_shared_configs: Choices = [{}]
+    multi_input_configs: Choices = []
+    multi_init_configs: Choices = []
+    multi_shared_configs: Choices = []
 
     def pairs(self) -> list[Pair]:
         """Constructor and input settings of every configuration, the single ones first, each once."""
@@ -45,7 +45,7 @@ class Configurations(BaseModel):
         return found
 
 
-def _pairs(inits: JudgeSettings, inputs: JudgeSettings, shared: JudgeSettings) -> Iterator[Pair]:
+def _pairs(inits: Choices, inputs: Choices, shared: Choices) -> Iterator[Pair]:
     for init in inits or [{}]:
         for given in inputs or [{}]:
             for both in shared or [{}]:

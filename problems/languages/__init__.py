@@ -6,14 +6,9 @@ from typing import TYPE_CHECKING, Literal
 
 from kernelwright.problems.languages.language import Language
 
-
-def _languages() -> dict[str, Language]:
-    names = [module.name for module in iter_modules(__path__) if module.name not in ("language", "detect")]
-    found: list[Language] = [import_module(f"{__name__}.{name}").LANGUAGE for name in names]
-    return {one.name: one for one in sorted(found, key=lambda one: (one.order, one.name))}
-
-
-LANGUAGES = _languages()
+_names = [module.name for module in iter_modules(__path__) if module.name not in ("language", "detect")]
+_found: list[Language] = [import_module(f"{__name__}.{name}").LANGUAGE for name in _names]
+LANGUAGES = {one.name: one for one in sorted(_found, key=lambda one: (one.order, one.name))}
 """By name, in their order."""
 TARGETS = {name: one for name, one in LANGUAGES.items() if one.examples}
 """Those that prompts can ask for."""

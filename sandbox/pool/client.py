@@ -31,11 +31,11 @@ from kernelwright.sandbox.verdict.settings import (
 from kernelwright.sandbox.verdict.verdicts import Verdict
 
 SERVICE_S_OWN = frozenset({"device", "cores"})
-"""JudgeSettings that a job gives in another way, or that follow from the device."""
+"""Settings that a job gives in another way, or that follow from the device."""
 
 
 class JobSettings(Record):
-    """JudgeSettings of a job: the effort of its verdict, and further measurements. All others are the service's own."""
+    """Settings of a job: the effort of its verdict, and further measurements. All others are the service's own."""
 
     min_pairs: int | None = Field(default=None, ge=4, le=600)
     max_pairs: int | None = Field(default=None, ge=4, le=600)

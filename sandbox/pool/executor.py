@@ -27,7 +27,7 @@ from kernelwright.sandbox.verdict.verdicts import Candidate, Verdict
 from kernelwright_child import driver
 
 NO_CONDITION = frozenset({"memory_bytes", "device_memory_bytes", "wait_quiet"})
-"""JudgeSettings that decide whether something can be judged, and never what the verdict is."""
+"""Settings that decide whether something can be judged, and never what the verdict is."""
 WORKER = "kernelwright.sandbox.pool.worker"
 """The module that a worker process of this machine runs."""
 CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -147,7 +147,7 @@ class Work(Record):
     overrides: Annotated[dict[str, JsonValue], Field(validation_alias=AliasChoices("overrides", "asks"))] = Field(
         default={}
     )
-    """JudgeSettings of the judge in place of the worker's, for this work alone."""
+    """Settings in place of the worker's, for this work alone."""
 
 
 class Question(Record):
@@ -258,7 +258,7 @@ def shared_cores(cores: tuple[int, ...], gpus: int) -> list[tuple[int, ...]]:
 def local_devices(settings: JudgeSettings, count: int | None) -> tuple[Device, ...]:
     """Return the first `count` CUDA devices, or as many parts of the cores; for None all CUDA devices, or one part.
 
-    JudgeSettings that name one of several (`cuda:1`) give that one. Raises `ExecutorError` for more than there are,
+    Settings that name one of several (`cuda:1`) give that one. Raises `ExecutorError` for more than there are,
     `MachineError` where there are no CUDA devices at all.
     """
     if not settings.gpu:

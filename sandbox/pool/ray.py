@@ -189,10 +189,8 @@ class DeviceWorker:
     def __init__(self, chosen: str, counts: dict[str, int], kinds: list[str]) -> None:
         """`chosen`: settings as JSON; `counts`: devices by node; `kinds`: declared ones by ordinal, or none."""
         set_passive_waiting()  # a GPU's name is asked of torch
-        context, settings = (
-            importlib.import_module("ray").get_runtime_context(),
-            JudgeSettings.model_validate_json(chosen),
-        )
+        settings = JudgeSettings.model_validate_json(chosen)
+        context = importlib.import_module("ray").get_runtime_context()
         node, ids = context.get_node_id(), context.get_accelerator_ids().get("GPU", [])
         ordinal = int(ids[0]) if ids and ids[0].isdigit() else 0
         count = counts.get(node, 1)
