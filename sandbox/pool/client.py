@@ -214,16 +214,13 @@ class ServiceClient:
                 return await asyncio.shield(under_way)
         except asyncio.CancelledError:
             if method == "POST":
-                await self._call_off(under_way)
+                with suppress(OSError, ValueError):
+                    answer = await asyncio.wait_for(under_way, PARTING_S)
+                    if answer.is_ours and answer.status < 400:
+                        await self._cancel(answer.body["id"])
             raise
         finally:
             under_way.cancel()
-
-    async def _call_off(self, posting: "asyncio.Future[ServiceAnswer]") -> None:
-        with suppress(OSError, ValueError):
-            answer = await asyncio.wait_for(posting, PARTING_S)
-            if answer.is_ours and answer.status < 400:
-                await self._cancel(answer.body["id"])
 
     def _report_gone(self) -> None:
         """Report the gone service, once for all calls at the same time, until it answers again."""

@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import wraps
-from typing import Any, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Literal, ParamSpec, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -53,13 +53,14 @@ from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright_child import driver
 
-NAMES = ("local", "ray")
+ExecutorName = Literal["local", "ray"]
+NAMES = get_args(ExecutorName)
 
 
 class Where(Record):
     """The place of judging: this machine, a Ray cluster, or a running service."""
 
-    executor: Literal["local", "ray"] = "local"
+    executor: ExecutorName = "local"
     address: str | None = None
     """HOST:PORT of a Ray cluster's head; None for a cluster of this machine alone, made for the run."""
     devices: int | None = None
