@@ -193,7 +193,7 @@ _LOSS = re.compile(r"ptxas info\s*: \(\w+\) (Potential Performance Loss.*)")
 def read_ptxas(build: Path) -> tuple[tuple[Compiled, ...], tuple[str, ...]]:
     """Read what ptxas said of the kernels of a build: their figures, and its warnings on speed.
 
-    A claim of the child that decides nothing. A kernel that was compiled for several architectures counts once.
+    A claim of the child that decides nothing. Of several instances of a kernel the one that spills most counts.
     """
     kernels: dict[str, Compiled] = {}
     warnings: dict[str, None] = {}
@@ -210,7 +210,8 @@ def read_ptxas(build: Path) -> tuple[tuple[Compiled, ...], tuple[str, ...]]:
             elif found := _SPILLED.search(line):
                 spilled = int(found[1]) + int(found[2])
             elif (used := _USED.search(line)) and name:
-                kernels[name] = Compiled(kernel=name, registers=int(used[1]), spilled_bytes=spilled)
+                found_here = Compiled(kernel=name, registers=int(used[1]), spilled_bytes=spilled)
+                kernels[name] = max(kernels.get(name, found_here), found_here, key=lambda one: one.spilled_bytes)
             elif loss := _LOSS.search(line):
                 warnings[one_line(loss[1], LONGEST_WAY)] = None
     return tuple(kernels.values())[:MOST_KERNELS], tuple(warnings)[:MOST_FAULTS]

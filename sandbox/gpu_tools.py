@@ -200,7 +200,7 @@ TRIAL_S = 180
 def ncu_command(path: str, report: str, metrics: Sequence[str] = METRICS) -> list[str]:
     """Make the command prefix that profiles launches between the program's marks, with a report file."""
     marked = ["--target-processes", "application-only", "--profile-from-start", "off"]
-    return [*_ncu(path, LAUNCHES, metrics), *marked, "--print-kernel-base", "function", "--log-file", report]
+    return [*_ncu(path, LAUNCHES, metrics), *marked, "--print-kernel-base", "demangled", "--log-file", report]
 
 
 def _ncu(path: str, launches: int, metrics: Sequence[str]) -> list[str]:

@@ -378,7 +378,7 @@ def diagnose(measured: Measurement, look: Look) -> list[Diagnosis]:
         waits = _waits(launch)
         for one in (*_found("launch", launch), *([waits] if waits else [])):
             of_all = one._replace(at_stake=launch.share * one.at_stake)
-            found.append(of_all._replace(evidence=f"{launch.kernel[:60]}: {one.evidence}"))
+            found.append(of_all._replace(evidence=f"{launch.kernel}: {one.evidence}"))
     return sorted(found, key=lambda one: -one.at_stake)
 
 
@@ -391,18 +391,18 @@ def _found(of: str, facts: Call | Launch) -> Iterator[Diagnosis]:
 def launches(measured: Measurement, look: Look) -> list[Launch]:
     """Return its profiled launches; without counters, one for each kernel of torch's list, or else of ptxas's."""
     floor = measured.floor
-    counters = [(base_name(one.kernel), _by_name(one.values)) for one in look.counters if one.values]
-    listed = [(base_name(one.name), {"time_ns": 1e6 * one.ms}) for one in look.kernels]
+    counters = [(one.kernel, _by_name(one.values)) for one in look.counters if one.values]
+    listed = [(one.name, {"time_ns": 1e6 * one.ms}) for one in look.kernels]
     rows: list[tuple[str, dict[str, float]]] = counters or listed or [(one.kernel, {}) for one in look.compiled]
     total = sum(of.get("time_ns", 0.0) for _, of in rows)
     return [
         Launch(
-            kernel=name,
+            kernel=short_name(name),
             share=of["time_ns"] / total if total and "time_ns" in of else 1 / len(rows),
             ms=of.get("time_ns", 0.0) / 1e6,
             of=of,
-            compiled=next((one for one in look.compiled if one.kernel == name), None),
-            code=next((one for one in look.code if one.kernel == name), None),
+            compiled=next((one for one in look.compiled if one.kernel == base_name(name)), None),
+            code=next((one for one in look.code if one.kernel == base_name(name)), None),
             needed_bytes=floor.work.bytes if floor and len(rows) == 1 else None,
             multiplies=floor is not None and floor.direct_ms > 0.5 * floor.memory_ms,
         )
@@ -412,6 +412,15 @@ def launches(measured: Measurement, look: Look) -> list[Launch]:
 
 def _by_name(values: Mapping[str, float]) -> dict[str, float]:
     return {name: values[counter] for name, counter in COUNTERS.items() if counter in values}
+
+
+def _plain(kernel: str) -> str:
+    return kernel.replace("(anonymous namespace)::", "").removeprefix("void ")
+
+
+def short_name(kernel: str) -> str:
+    """Return a kernel's name for a reader: with template values, without return type and parameters."""
+    return re.sub(r"\((?:int|bool|unsigned int)\)", "", _plain(kernel)).partition("(")[0][:60] or kernel
 
 
 MANGLED = re.compile(r"_ZN?K?(?=\d)")
@@ -424,8 +433,7 @@ def base_name(kernel: str) -> str:
     """
     mangled = MANGLED.match(kernel)
     if mangled is None:
-        plain = kernel.replace("(anonymous namespace)::", "").removeprefix("void ")
-        return re.split(r"[<(]", plain, maxsplit=1)[0].rpartition("::")[2] or kernel
+        return re.split(r"[<(]", _plain(kernel), maxsplit=1)[0].rpartition("::")[2] or kernel
     rest, name = kernel[mangled.end() :], kernel
     while size := re.match(r"\d+", rest):
         end = size.end() + int(size[0])
@@ -448,7 +456,7 @@ def lines_of(measured: Measurement, look: Look, most: int = MOST) -> Iterator[st
         if "blocks" in row.of:
             facts.append(f"{row.of['blocks']:.0f} blocks of {row.at('threads'):.0f} threads")
         facts += [f"{row.of[unit]:.0f} % {words}" for unit, words in SHOWN.items() if unit in row.of]
-        yield f"  {row.kernel[:60]}: {', '.join(facts)}"
+        yield f"  {row.kernel}: {', '.join(facts)}"
     if len(rows) > MOST_ROWS:
         yield f"  and {len(rows) - MOST_ROWS} more"
     yield from (f"compiler: {line}" for line in look.warnings[:most])

@@ -3,7 +3,16 @@
 import pytest
 
 from kernelwright.sandbox.build import read_ptxas
-from kernelwright.sandbox.verdict.diagnoses import COUNTERS, RULES, Call, Launch, base_name, diagnose, lines_of
+from kernelwright.sandbox.verdict.diagnoses import (
+    COUNTERS,
+    RULES,
+    Call,
+    Launch,
+    base_name,
+    diagnose,
+    lines_of,
+    short_name,
+)
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
 from kernelwright.sandbox.verdict.verdicts import Compiled, KernelFacts, KernelTime, Look, MachineCode
 from tests.support.runs import doubted
@@ -100,6 +109,11 @@ def test_without_facts_every_rule_is_silent():
 )
 def test_a_kernel_has_one_name_in_all_reports(kernel, name):
     assert base_name(kernel) == name
+
+
+def test_a_reader_sees_the_instances_of_a_template():
+    assert short_name("void (anonymous namespace)::tile<(int)128, (bool)1>(const float *)") == "tile<128, 1>"
+    assert short_name("void ns::fill(float*)") == "ns::fill"
 
 
 def test_what_ptxas_said_is_read_by_kernel(tmp_path):
