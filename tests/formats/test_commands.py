@@ -37,7 +37,7 @@ def test_a_selection_is_imported_and_told_as_json(tmp_path):
 
 
 def test_solutions_become_candidates_for_every_workload_of_their_definition(tmp_path):
-    from tests.formats.test_solutions import SOLUTION
+    from tests.formats.test_foreign_results import SOLUTION
     from tests.support.foreign import WORKLOAD, write_trace_set
 
     write_trace_set(tmp_path / "set", [WORKLOAD, WORKLOAD | {"uuid": "other-one", "axes": {"rows": 8}}])
