@@ -131,20 +131,19 @@ def test_a_folder_in_use_two_problems_of_one_name_and_an_unknown_blob_are_told(l
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
-    [("nowhere", "there is no folder"), ("", r"holds no header\.json"), ("file", r"holds no header\.json")],
+    ("made", "name", "said"),
+    [
+        (RunLog.open, "nowhere", "there is no folder"),
+        (RunLog.open, "", r"holds no header\.json"),
+        (RunLog.open, "file", r"holds no header\.json"),
+        (new_log, "file", "choose another"),
+        (new_log, "file/run", "cannot make the folder"),
+    ],
 )
-def test_what_is_no_folder_of_a_run_is_told(tmp_path, name, said):
+def test_what_is_no_folder_of_a_run_and_one_that_cannot_be_made_are_told(tmp_path, made, name, said):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunLogError, match=said):
-        RunLog.open(tmp_path / name)
-
-
-@pytest.mark.parametrize(("name", "said"), [("file", "choose another"), ("file/run", "cannot make the folder")])
-def test_a_folder_that_cannot_be_made_is_told(tmp_path, name, said):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunLogError, match=said):
-        new_log(tmp_path / name)
+        made(tmp_path / name)
 
 
 @pytest.mark.parametrize(
