@@ -7,7 +7,6 @@ another. The record and the list of failed extensions are claims of the child.
 
 import json
 import logging
-import os
 import re
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -18,12 +17,12 @@ from kernelwright.problems.problem import Record
 from kernelwright.sandbox.logs import build_reason, escaped, names_an_error, one_line, trim_build_log
 from kernelwright.sandbox.storage import (
     LIMIT_VARIABLE,
-    READING,
     Bounds,
     FolderStore,
     all_entries,
     cache_root,
     digest_of,
+    open_read,
 )
 from kernelwright.sandbox.toolchain import Toolchain, headers_are_ready, toolchain
 from kernelwright.sandbox.verdict.diagnoses import base_name
@@ -71,8 +70,7 @@ class BuildRecord(Record):
 def read_record(work_folder: Path) -> BuildRecord:
     """Read the builder's record in this work folder after its end. Skips malformed lines."""
     try:
-        fd = os.open(work_folder / "home" / REPORT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
+        with open_read(work_folder / "home" / REPORT) as file:
             lines = file.read(MAX_BYTES).splitlines()[:MAX_LINES]
     except OSError:
         return BuildRecord()
@@ -129,7 +127,7 @@ def _is_complete(build: Path) -> bool:
     A failed build needs no file.
     """
     try:
-        with open(os.open(build / INDEX, READING), "rb") as file:
+        with open_read(build / INDEX) as file:
             built = json.loads(file.read(BUILD_BYTES))
         names = [entry["path"] for entry in built.values() if "error" not in entry]
         return all(".." not in Path(name).parts and (build / name).is_file() for name in names)
@@ -165,7 +163,7 @@ def read_failures(build: Path, printed: str = "") -> tuple[FailedBuild, ...]:
     `printed` is the builder's output, the only place of the compiler's output in a verbose build.
     """
     try:
-        with open(os.open(build / INDEX, READING), "rb") as file:
+        with open_read(build / INDEX) as file:
             entries = list(json.loads(file.read(MAX_INDEX_BYTES)).values())
     except (OSError, ValueError, AttributeError, RecursionError):
         return ()

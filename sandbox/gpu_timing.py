@@ -252,9 +252,6 @@ class DeviceTiming(Timing):
     def _call_limit_s(self) -> float:
         return min(CALL_S, self._settings.call_timeout_s)
 
-    def _limit_s(self, side: Side) -> float:
-        return self._call_limit_s() if side.is_candidate else PATIENCE * self._settings.call_timeout_s
-
     def retire(self, session: Session) -> None:
         """End a worker whose part is done while the next one is loaded, unless that needs its memory."""
         if self._baselines.first.needs.is_large:
@@ -397,7 +394,8 @@ class DeviceTiming(Timing):
         try:
             with side.ready() as session, nullcontext() if side.is_candidate else _owned(session, keep) as owned:
                 start = time.monotonic()
-                timed = session.call(values, self._limit_s(side), self.operation, in_place=not side.is_candidate)
+                limit_s = self._call_limit_s() if side.is_candidate else PATIENCE * self._settings.call_timeout_s
+                timed = session.call(values, limit_s, self.operation, in_place=not side.is_candidate)
                 output = owned(timed.output) if owned else timed.output
                 session.release_result()
                 device_ms = call_behind_a_spin(session, Work(self.operation), values)

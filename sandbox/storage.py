@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 LOG = logging.getLogger(__name__)
 
@@ -196,7 +196,11 @@ def _size(folder: Path) -> int:
 CONTENT = "build"
 """The folder within an entry, next to the digests of its files."""
 CHUNK_BYTES = 2**20
-READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def open_read(path: str | Path) -> BinaryIO:
+    """Open a file that a child may have written: follow no link, and wait for no pipe. Raises `OSError`."""
+    return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
 
 
 class Bounds(NamedTuple):
@@ -276,9 +280,8 @@ def _copy(source: Path, target: Path, bounds: Bounds) -> dict[str, str]:
         name = str(path.relative_to(source))
         to = target / name
         to.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        fd = os.open(path, READING)
-        with open(fd, "rb") as file:
-            facts = os.fstat(fd)
+        with open_read(path) as file:
+            facts = os.fstat(file.fileno())
             left -= facts.st_size
             if not stat.S_ISREG(facts.st_mode) or left < 0 or len(digests) >= bounds.files:
                 raise _Unfit(f"it is too large, or {name} is not a plain file")

@@ -35,6 +35,7 @@ from kernelwright.sandbox.authenticity.library_calls import (
     vendor_words,
 )
 from kernelwright.sandbox.logs import one_line
+from kernelwright.sandbox.storage import open_read
 from kernelwright.sandbox.verdict.verdicts import Authenticity
 
 Label = Literal["custom", "mixed", "library_only", "unknown"]
@@ -301,9 +302,8 @@ def _libraries(paths: Iterator[str]) -> Iterator[bytes]:
     """The contents of the ELF files among the first of the paths."""
     for path in islice(paths, MOST_FILES):
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(fd, "rb") as file:
-                if stat.S_ISREG(os.fstat(fd).st_mode) and file.read(len(MAGIC)) == MAGIC:
+            with open_read(path) as file:
+                if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and file.read(len(MAGIC)) == MAGIC:
                     yield MAGIC + file.read(LARGEST_FILE)
         except OSError:
             continue

@@ -30,7 +30,7 @@ NO_CALL: frozenset[Kind] = frozenset({"module"})
 """Kinds of names that cannot be called as a class is. A function can, and so can a name from a package."""
 
 
-def refuse(source: str, entry: str = "ModelNew") -> str:
+def refuse(source: str) -> str:
     """Return why this source cannot be judged, or an empty string."""
     if len(source.encode(errors="surrogatepass")) > SOURCE_BYTES:
         return f"the source is longer than {SOURCE_BYTES} bytes"
@@ -41,9 +41,9 @@ def refuse(source: str, entry: str = "ModelNew") -> str:
     except (ValueError, RecursionError, MemoryError) as error:
         return f"the source cannot be parsed: {error}"
     names = bound_names(tree, without=NO_CALL)
-    if entry in names:
+    if "ModelNew" in names:
         return ""
-    return one_line(f"no class {entry} is defined; the file defines {', '.join(names) or 'nothing'}")
+    return one_line(f"no class ModelNew is defined; the file defines {', '.join(names) or 'nothing'}")
 
 
 GivenProblem = Problem | str | os.PathLike[str]

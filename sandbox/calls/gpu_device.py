@@ -194,10 +194,11 @@ def _words(one: torch.Tensor, other: torch.Tensor) -> list[tuple[torch.Tensor, t
 class CudaDevice:
     """One device for one process. Use it within `hold`."""
 
-    def __init__(self, ordinal: int = 0, wait_s: float = WAIT_S) -> None:
-        """Open the device without its lock; `wait_s` is for `hold`. Raises `MachineError` for a missing device."""
+    _wait_s = WAIT_S
+
+    def __init__(self, ordinal: int) -> None:
+        """Open the device without its lock. Raises `MachineError` for a missing device."""
         self.ordinal = ordinal
-        self._wait_s = wait_s
         try:
             self.uuid = driver.device_uuid(ordinal)
             self._context = driver.Context(ordinal)
@@ -387,9 +388,7 @@ def device_of(settings: JudgeSettings) -> CudaDevice:
     return device
 
 
-@cache
-def _opened(ordinal: int) -> CudaDevice:
-    return CudaDevice(ordinal)
+_opened = cache(CudaDevice)
 
 
 class SharedInputs:

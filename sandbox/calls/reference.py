@@ -153,28 +153,24 @@ class ReferenceSession:
         self.weight_names = [name for name, _ in weights["d"]]
         self.weights = alone(weights, made)
         if self.form.changed_weights and self.weights.tensors:
-            self._take(self._other_weights())
+            self._session.copy_weights(self.weight_names, self._other_weights())
             self.weights = self._session.fetch(self._session.ask({"op": "held weights"}, limit))
 
     def _other_weights(self) -> Values:
         other = changed(self.weight_names, self.weights.tensors, self.changing, fresh_seed())
         return Values(self.weights.tree, tuple(other))
 
-    def _take(self, weights: Values) -> None:
-        question = {"op": "weights", "names": self.weight_names}
-        self._session.ask(question, self.settings.start_timeout_s, weights)
-
     @contextmanager
     def reweighted(self) -> Iterator[Values]:
         """Give the model other weights within the block, which are yielded."""
         other = self._other_weights()
         with self._translated():
-            self._take(other)
+            self._session.copy_weights(self.weight_names, other)
         try:
             yield other
         finally:
             with self._translated():
-                self._take(self.weights)
+                self._session.copy_weights(self.weight_names, self.weights)
 
     @contextmanager
     def seeded(self, seed: int, vary: bool = False) -> Iterator[None]:
@@ -191,7 +187,7 @@ class ReferenceSession:
             self.weights = own
             with self._translated():
                 self._session.construct_seeded(self._seed, vary=False)
-                self._take(own)
+                self._session.copy_weights(self.weight_names, own)
 
     def replace_constants(self, session: Session) -> bool:
         """Replace constant weights by other values, here and in a candidate's model; return whether there are any.
@@ -222,7 +218,7 @@ class ReferenceSession:
         self.weights = other.weights
         if self.weights.tensors:
             with self._translated():
-                self._take(self.weights)
+                self._session.copy_weights(self.weight_names, self.weights)
         return self.arguments == other.arguments
 
     def construct_again(self) -> None:
@@ -373,13 +369,11 @@ class ReferenceSession:
 
     def state_after(self, worker: Session, values: Values) -> tuple[Values, Values]:
         """Return the buffers of a candidate's model and of this one after a call on `values` from the same state."""
-        question = {"op": "weights", "names": self.weight_names}
-        limit = self.settings.start_timeout_s
-        worker.ask(question, limit, self.weights)
+        worker.copy_weights(self.weight_names, self.weights)
         worker.call_ms(values, self.settings.call_timeout_s, operation(self.problem))
         theirs = worker.state(self.weights.size)  # its errors are the candidate's
         with self._translated():
-            self._session.ask(question, limit, self.weights)
+            self._session.copy_weights(self.weight_names, self.weights)
             self._session.call_ms(values, self._patience_s, operation(self.problem))
             ours = self._session.state(self.weights.size)
         if not self.followed:

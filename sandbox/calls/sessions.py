@@ -297,6 +297,10 @@ class Session:
         self._show(values)
         return self._exchange(question("trace", values), timeout_s)[0]
 
+    def copy_weights(self, names: Sequence[str], weights: Values) -> None:
+        """Copy weights into the model: by name, or by order and shape."""
+        self.ask({"op": "weights", "names": list(names)}, self._settings.start_timeout_s, weights)
+
     def construct_seeded(self, seed: int, vary: bool) -> dict[str, Any]:
         """Construct another model under this seed; its first call is the next one.
 

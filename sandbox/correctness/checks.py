@@ -180,11 +180,6 @@ class Trial:
                 return f"; wrong at {asked}; within the bound of {other}"
         return ""
 
-    def take_weights(self, weights: Values) -> None:
-        """Copy other weights into the candidate's parameters."""
-        question = {"op": "weights", "names": self.reference.weight_names}
-        self.session.ask(question, self._settings.start_timeout_s, weights)
-
 
 Moment = Literal["each call", "first call", "end"]
 
@@ -223,9 +218,9 @@ def _other_weights(trial: Trial) -> Cases:
     """With gradients alone: training changes the weights after every call."""
     if trial.problem.direction != "forward" and trial.reference.weights.tensors:
         with trial.reference.reweighted() as weights:
-            trial.take_weights(weights)
+            trial.session.copy_weights(trial.reference.weight_names, weights)
             yield OTHER_WEIGHTS, trial.reference.draw()
-        trial.take_weights(trial.reference.weights)
+        trial.session.copy_weights(trial.reference.weight_names, trial.reference.weights)
 
 
 def _other_seeds(trial: Trial) -> Cases:

@@ -4,7 +4,7 @@ The families are the entries of `problems/input_distributions.py`. They are part
 candidate cannot distinguish a check from a timing. A problem is judged on those that it is defined for: the reference
 of a logarithm gives NaN for negative values, so they are left out if the problem never draws them.
 
-Every change is made in place, on one copy at most, since an input may take gigabytes. Weights are changed into others
+Every change is made in place, since an input may take gigabytes. Weights are changed into others
 of the same kind, so that nothing known of a constructor's values helps a candidate.
 """
 
@@ -23,25 +23,19 @@ DRAWN = "as drawn"
 FAMILIES: tuple[str, ...] = tuple(INPUT_DISTRIBUTIONS)
 
 
-def vary(values: Values, family: str, in_place: bool = False) -> Values:
-    """The values changed into the family; integers, booleans and floats of 8 bits stay as they were drawn.
-
-    `in_place`: those that were given are changed; without, they stay as they are.
-    """
+def vary(values: Values, family: str) -> Values:
+    """Change values in place into the family; integers, booleans and floats of 8 bits stay as they were drawn."""
     if family == DRAWN:
         return values
     change = INPUT_DISTRIBUTIONS[family].change
-    return Values(values.tree, tuple(_varied(raw, change, in_place) for raw in values.tensors))
+    return Values(values.tree, tuple(_varied(raw, change) for raw in values.tensors))
 
 
-def _varied(raw: RawTensor, change: Callable[[torch.Tensor], object], in_place: bool) -> RawTensor:
+def _varied(raw: RawTensor, change: Callable[[torch.Tensor], object]) -> RawTensor:
     tensor = raw.tensor()
     # Torch computes nothing in floats of 8 bits.
     if not tensor.is_floating_point() or tensor.element_size() == 1 or not tensor.numel():
         return raw
-    if not in_place:
-        raw = raw.copied()
-        tensor = raw.tensor()
     largest = largest_magnitude(tensor)
     change(tensor)
     bound = max(most(tensor.dtype), largest)

@@ -67,7 +67,9 @@ def lazy_inputs(case: Case, other: OtherCase, lower_precision: bool) -> Iterator
             yield f"the result for another input {index}", partial(_with, case.inputs, index, theirs)
     for index, raw in enumerate(tensors):
         is_constant = index in changed and raw == other.inputs.tensors[index]  # as what is only written
-        if _can_be_cut(raw.tensor()) and not is_constant:
+        tensor = raw.tensor()
+        can_be_cut = tensor.is_floating_point() and tensor.dim() and tensor.shape[-1] >= 2 and tensor.numel()
+        if can_be_cut and not is_constant:
             yield f"the result without the last eighth of input {index}", partial(_cut, case.inputs, index)
     if lower_precision and any(tensor.dtype in LOWER for tensor in tensors):
         yield f"the result for inputs rounded to {_lower(case.inputs)}", partial(_each, case.inputs, rounded)
@@ -149,10 +151,6 @@ CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "the mean along the last axis, repeated": partial(_mean_along, axis=-1),
     "the first index of axis 0, repeated": _repeated,
 }
-
-
-def _can_be_cut(tensor: torch.Tensor) -> bool:
-    return bool(tensor.is_floating_point() and tensor.dim() and tensor.shape[-1] >= 2 and tensor.numel())
 
 
 def _cut(values: Values, index: int) -> Values:
@@ -259,8 +257,9 @@ def examine(subject: RunningReference, tolerance: Tolerance, reweighted: Called 
         return [_random(prober.case.result, again, tolerance)]  # nothing else would mean anything
     del again
     constant, passing, others = _constant(prober), _passing(prober), _independent(prober)
-    if reweighted is not None and subject.weights.tensors:
-        others += _weightless(prober, reweighted)
+    weightless = reweighted if subject.weights.tensors else None
+    if weightless and prober.accepts(weightless.call(prober.case.inputs).output, prober.case):
+        others.append(Finding("weightless", "it accepts the result for other weights"))
     others += _rough(prober) + _labels(prober) + _short(prober)
     return constant + _lazy(prober, passing) + others
 
@@ -279,7 +278,7 @@ class _Prober:
         return OtherCase(values, self.subject.call(values).output)
 
     def draw(self, family: str) -> Values:
-        return vary(self.subject.draw(), family, in_place=True)
+        return vary(self.subject.draw(), family)
 
     def accepts(self, answer: Values, case: Case) -> bool:
         return mismatch(answer, case.exact, case.result, self.tolerance, PLAIN) is None
@@ -342,12 +341,6 @@ def _constant(prober: _Prober) -> list[Finding]:
     still = [number for number in still if number not in changed_inputs(prober.case.result)]
     said = "tensor {} of the inputs has the same values under every seed, so an answer may leave it out"
     return [Finding("still", said.format(number), weak=False) for number in still]
-
-
-def _weightless(prober: _Prober, reweighted: Called) -> list[Finding]:
-    if prober.accepts(reweighted.call(prober.case.inputs).output, prober.case):
-        return [Finding("weightless", "it accepts the result for other weights")]
-    return []
 
 
 def _rough(prober: _Prober) -> list[Finding]:

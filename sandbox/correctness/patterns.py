@@ -1,11 +1,8 @@
 """Naming the pattern in a wrong output: what a person would look for first, and what the next prompt needs. Pure."""
 
 import itertools
-from collections.abc import Sequence
 
 import torch
-
-from kernelwright.sandbox.tensors import Values, flatten
 
 SHOWN = 5
 MANY = 0.02
@@ -27,15 +24,6 @@ def describe_pattern(got: torch.Tensor, want: torch.Tensor, bound: float) -> str
         place = tuple(index)
         lines.append(f"  at {index}: got {_number(got[place])}, want {_number(want[place])}")
     return "\n".join(lines)
-
-
-def stale(got: Values, earlier: Sequence[Values]) -> str:
-    """A sentence where `got` is, bit by bit, the right result of an earlier call (the last one first), or nothing."""
-    mine = flatten(got)
-    for ago, values in enumerate(reversed(earlier), start=1):
-        if mine.tensors and mine == flatten(values):
-            return f"this is the result of {ago} call{'s' if ago > 1 else ''} before"
-    return ""
 
 
 def _number(value: torch.Tensor) -> str:

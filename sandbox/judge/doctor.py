@@ -72,17 +72,17 @@ def _check(
 MEBIBYTE, GIBIBYTE = 2**20, 2**30
 
 
-def gpu_findings(ordinal: int = 0) -> Iterator[HealthCheck]:
-    """Check one device; a single finding if there is none. Makes a context, so it takes a second."""
+def gpu_findings() -> Iterator[HealthCheck]:
+    """Check the first device; a single finding if there is none. Makes a context, so it takes a second."""
     try:
-        context = driver.Context(ordinal)
+        context = driver.Context(0)
     except driver.CudaError as error:
         yield _check(
             "GPU", "", str(error), "cuda and triton candidates need an NVIDIA GPU and its driver; cpp does not"
         )
         return
     try:
-        uuid = driver.device_uuid(ordinal)
+        uuid = driver.device_uuid(0)
         free, total = context.free_bytes()
         units, cache = context.attribute("multiprocessors"), context.attribute("l2_bytes") / MEBIBYTE
         found = (

@@ -246,7 +246,6 @@ class Judge:
         }
 
     def _load(self, built: Built, session: Session, reference: ReferenceSession) -> None:
-        limit = self.settings.start_timeout_s
         message = self._load_message(built) | {"op": "load", "arguments": reference.arguments.tree}
         reference.share_memory(session)
         limit_all = ImportTimeout.of(self.settings, wall=self.backend.import_wall)
@@ -255,7 +254,7 @@ class Judge:
             built.weights = "copied" if built.weight_seed is None else "seeded"
         if built.weights == "copied":
             try:
-                session.ask({"op": "weights", "names": reference.weight_names}, limit, reference.weights)
+                session.copy_weights(reference.weight_names, reference.weights)
             except Refused:
                 built.refuses_weights = True
                 raise

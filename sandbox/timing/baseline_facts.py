@@ -50,7 +50,7 @@ def accuracy_of(
     """Compare baselines that have the weights of `eager` with it and with float64, on every input distribution."""
     found, tolerance = dict.fromkeys(baselines, BaselineErrors({}, True)), tolerance_of(eager.problem)
     for family in (DRAWN, *domain.families):
-        values = vary(eager.draw(), family, in_place=True)
+        values = vary(eager.draw(), family)
         near = eager.keep(eager.show(values).output)
         want = eager.keep(eager.exact(values, near))
         exact = partial(_exact, eager, near, values, want)

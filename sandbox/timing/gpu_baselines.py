@@ -60,15 +60,12 @@ class GpuBaselines(Baselines):
     def others(self, number: int) -> list[OtherBaseline]:
         found, eager, groups = super().others(number), self.eager(number), self._settings.baselines
         found += [OtherBaseline(Form(precision=one).baseline, eager, one) for one in self.policies if one in groups]
-        return found + self._available(self._optional())
-
-    def _optional(self) -> list[Form]:
-        """Forms with processes of their own that the problem has use of."""
-        groups, modes = self._settings.baselines, dict.fromkeys(self._settings.compiled)
-        found = [Form(mode, precision=one) for one in self.policies if f"compiled-{one}" in groups for mode in modes]
+        modes = dict.fromkeys(self._settings.compiled)
+        optional = [Form(mode, precision=one) for one in self.policies if f"compiled-{one}" in groups for mode in modes]
         # What a call changes in place would be the inputs that it has converted.
-        converts = "channels_last" in groups and self.first.is_spatial and not self.first.changes
-        return found + ([Form(channels_last=True)] if converts else [])
+        if "channels_last" in groups and self.first.is_spatial and not self.first.changes:
+            optional.append(Form(channels_last=True))
+        return found + self._available(optional)
 
     def accuracy(self) -> tuple[dict[str, Shares], tuple[str, ...]]:
         """Found in untimed calls, once a problem, device and versions; nothing for a reference that draws."""

@@ -50,7 +50,7 @@ class FreshValues:
         if "fresh_values" in self._settings.without:
             self._only = self._only or source.draw()
             return self._only
-        values = vary(source.draw(cores), family, in_place=True)
+        values = vary(source.draw(cores), family)
         return values._replace(seed=secrets.randbits(62)) if self._baselines.is_seeded else values
 
     def draw(self, number: int) -> tuple[str, Values]:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from kernelwright.problems import Problem, Tolerance
 from kernelwright.sandbox.correctness.compare import Checks, is_right_anyhow, mismatch, tolerance_of
 from kernelwright.sandbox.correctness.distance import measure
-from kernelwright.sandbox.correctness.patterns import stale
 from kernelwright.sandbox.tensors import RawTensor, Values, is_sound
 from kernelwright.sandbox.verdict.errors import BrokenProblem
 
@@ -229,12 +228,6 @@ def test_places_that_nothing_contributes_to_are_named():
     want[:, ::5] = torch.randn(8, 6, dtype=torch.float64)
     reason = verdict_on(torch.randn(8, 30), want, want.float()).reason
     assert "192 of 192 elements" in reason and "exactly zero (80 %" in reason
-
-
-def test_an_earlier_result_is_recognised():
-    first, second = output(A), output(B)
-    assert "2 calls before" in stale(output(A), [first, second])
-    assert stale(output(A + 1), [first, second]) == ""
 
 
 TREES = st.recursive(

@@ -62,24 +62,16 @@ def test_infinities_that_a_problem_draws_stay():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_values_that_were_drawn_are_left_alone(family):
-    drawn = values(torch.randn(64, 64))
-    before = bytes(drawn.tensors[0].data)
-    vary(drawn, family)
-    assert drawn.tensors[0].data == before
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_values_that_nobody_else_has_are_changed_where_they_are(family):
     drawn = values(torch.randn(64, 64))
-    expected, place = vary(drawn, family), drawn.tensors[0].data
-    after = vary(drawn, family, in_place=True)
-    assert after == expected
+    before, place = bytes(drawn.tensors[0].data), drawn.tensors[0].data
+    after = vary(drawn, family)
     assert after.tensors[0].data is place
+    assert bytes(place) != before
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_holds_one_tensor_beside_its_input(family):
+def test_a_family_holds_no_tensor_beside_its_input(family):
     drawn = values(torch.rand(2048, 1024))
     size = drawn.size
     with LargestTensor() as largest:
@@ -88,7 +80,7 @@ def test_a_family_holds_one_tensor_beside_its_input(family):
     vary(drawn, family)
     held = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert held < 1.1 * size  # bytes of Python's own: the copy
+    assert held < 0.1 * size  # bytes of Python's own
     assert largest.bytes < 0.1 * size  # new memory of torch's
 
 

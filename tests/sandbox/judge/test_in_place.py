@@ -164,7 +164,7 @@ def test_a_change_that_no_draw_has_shown_is_told():
     text += REST.format(inputs="torch.randn(8, 8), torch.randn(8, 8)")
     problem = Problem(name="rarely", title="", family="test", size="cpu", source=text)
     with closing(backend_of(QUICK).reference(problem)) as reference:
-        values = vary(reference.draw(), "shifted by 100", in_place=True)
+        values = vary(reference.draw(), "shifted by 100")
         with pytest.raises(BrokenProblem, match="changed input 1 in place"):
             reference.call(values)
 
