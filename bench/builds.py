@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.measuring import Report, chosen, empty_cache, output_of
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.build import BuildStore, read_record
 from kernelwright.sandbox.calls.sessions import Refused, Session
-from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.storage import all_entries, limit_bytes
 from kernelwright.sandbox.toolchain import MakingHeaders, missing_headers, toolchain
 from kernelwright.sandbox.verdict.settings import JudgeSettings

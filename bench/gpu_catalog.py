@@ -27,8 +27,8 @@ from bench.measuring import NO_DEVICE, Kept, Report, chosen, recorded_source
 from kernelwright.agent.providers.recorded import read_session, recorded_targets
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.prompts import Target
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.reference import Form
-from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.settings import CompileMode, JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Verdict

@@ -14,11 +14,10 @@ from kernelwright.problems.formats import Entry
 from kernelwright.problems.formats.reading import json_lines
 from kernelwright.problems.problem import Record
 from kernelwright.problems.source import lint_source
+from kernelwright.sandbox.backends import CpuBackend, backend_of
 from kernelwright.sandbox.calls.reference import ReferenceSession, StatusSubject
 from kernelwright.sandbox.correctness.compare import PLAIN, mismatch, tolerance_of
 from kernelwright.sandbox.correctness.lint import SEED, Finding, TimedResult, examine, status_of
-from kernelwright.sandbox.cpu import CpuBackend
-from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.machine import device_name
 from kernelwright.sandbox.pool.judges import within_memory
 from kernelwright.sandbox.tensors import Values

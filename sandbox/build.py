@@ -197,7 +197,7 @@ def read_ptxas(build: Path) -> tuple[tuple[Compiled, ...], tuple[str, ...]]:
     warnings: dict[str, None] = {}
     for path in sorted(build.glob(f"*/{PTXAS}"))[:MAX_PTXAS_FILES]:
         try:
-            with open(os.open(path, READING), "rb") as file:
+            with open_read(path) as file:
                 lines = file.read(MAX_BYTES).decode(errors="replace").splitlines()
         except OSError:
             continue

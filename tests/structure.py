@@ -36,7 +36,7 @@ TEXTS = frozenset({"catalog", "examples"})
 CORPORA = frozenset({"hostile", "honest", "gpu"})
 """Folders of tests whose size has no budget: candidates that are judged."""
 
-BACKENDS = frozenset({"cpu.py", "gpu.py"})
+BACKENDS = frozenset({"backends.py"})
 """Where the device may be asked for; `gpu_*.py` is of a device alone."""
 BRANCH = re.compile(
     r"""(?<!sandbox)\.gpu\b|\bis_cuda\b"""  # not the import of a backend

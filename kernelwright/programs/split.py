@@ -269,9 +269,9 @@ def speedup_of_compile(folder: Path, part: Part, settings: JudgeSettings) -> flo
 
     None where it cannot compile the part. Raises `MachineError`.
     """
+    from kernelwright.sandbox.backends import backend_of
     from kernelwright.sandbox.calls.reference import Form
     from kernelwright.sandbox.calls.sessions import Misbehaved, Refused
-    from kernelwright.sandbox.gpu import backend_of
     from kernelwright.sandbox.jail.process import ChildGone, ChildLate
 
     problem, backend = load_problem(str(folder / part.problem)), backend_of(settings)

@@ -1,4 +1,4 @@
-"""Processes and locks of a judging on processors; `sandbox/gpu.py` has those of a device."""
+"""Processes, locks and memory of a judging on processors; `sandbox/backends.py` has those of a device."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, refusal_by_text
+from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, refusal_by_text, require_room
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.calls.timeouts import WALL
 from kernelwright.sandbox.jail.layers import Kind
@@ -93,6 +93,10 @@ class Backend:
     def refusal_by_text(self, problem: Problem) -> str | None:
         """Return the refusal of a problem whose inputs are too large by its source alone; None otherwise."""
         return refusal_by_text(problem, self.settings)
+
+    def require_room(self, problem: Problem, session: Session, source: str) -> None:
+        """Raise `UnsupportedHere` where a reference takes more memory than there is; see `require_room`."""
+        require_room(problem, self.settings, session, source, self.certain_bytes)
 
     def in_parallel(self, works: Sequence[Callable[[], Made]], most: int | None = None) -> list[Made]:
         """Run all while nothing is timed and return their results in order; hold the device's lock meanwhile.

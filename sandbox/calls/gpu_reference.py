@@ -223,9 +223,6 @@ class GpuReference(ReferenceSession):
         """Torch's switches under the policies of `under`, as the child reported them."""
         super().__init__(problem, backend, form, folder)
 
-    def _require_room(self, source: str) -> None:
-        """Check nothing in advance: measuring a call is faster."""
-
     def _share_inputs(self) -> None:
         session = self._session
         session.to_device(self.problem.precision if self.form.precision == "strict" else self.form.precision)

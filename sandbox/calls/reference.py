@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import Backend
-from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, Needs, planned, require_room
+from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, Needs, planned
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session, Timed
 from kernelwright.sandbox.correctness.compare import mismatch, tolerance_of
 from kernelwright.sandbox.correctness.families import changed
@@ -119,7 +119,7 @@ class ReferenceSession:
                 self._session.greet()
                 with self._translated():
                     source = str(self._folder.write("reference.py", self.problem.source))
-                    self._require_room(source)
+                    backend.require_room(problem, self._session, source)
                     self._load(source)
                     if form.channels_last:
                         self._session.ask({"op": "channels last"}, self.settings.start_timeout_s)
@@ -128,9 +128,6 @@ class ReferenceSession:
         except BaseException:
             self.close()
             raise
-
-    def _require_room(self, source: str) -> None:
-        require_room(self.problem, self.settings, self._session, source, self.backend.certain_bytes)
 
     def _load(self, source: str) -> None:
         limit = self.settings.start_timeout_s

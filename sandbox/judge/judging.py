@@ -20,12 +20,12 @@ from kernelwright.sandbox.authenticity.scan import (
     checked_source,
     problem_of,
 )
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.build import read_ptxas
 from kernelwright.sandbox.calls.reference import ReferenceSession, fresh_seed
 from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.calls.timeouts import ImportTimeout
 from kernelwright.sandbox.correctness.checks import evidence_of, require_known
-from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.gpu_tools import Subject
 from kernelwright.sandbox.judge.stages import (
     Built,

@@ -15,7 +15,7 @@ import torch
 from pydantic import JsonValue
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.gpu import backend_of
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.judge.stages import SpareWorkers
 from kernelwright.sandbox.locks import WaitLimit

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.sessions import Session
-from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.tensors import RawTensor, SharedMemory
 from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder

@@ -50,7 +50,7 @@ def test_problems_show_tells_what_a_problem_is_not_judged_on(kernelwright, tmp_p
 
 def test_problems_show_tells_what_baselines_took_on_this_machine(kernelwright, tmp_path, monkeypatch):
     from kernelwright.problems import load_problem
-    from kernelwright.sandbox.cpu import CpuBackend
+    from kernelwright.sandbox.backends import CpuBackend
     from kernelwright.sandbox.timing.baseline_facts import BaselineTimes
     from kernelwright.sandbox.verdict.settings import JudgeSettings
     from kernelwright.sandbox.verdict.verdicts import Measurement, Pairing

@@ -4,7 +4,7 @@ import pytest
 
 from kernelwright.options import JudgingOptions
 from kernelwright.problems import Problem
-from kernelwright.sandbox.gpu import backend_of
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.gpu_tools import Subject, looked_at
 from kernelwright.sandbox.jail.process import ChildLate
 from kernelwright.sandbox.judge.stages import Built

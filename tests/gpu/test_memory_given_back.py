@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kernelwright.sandbox import gpu_timing
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.gpu_buffers import SPARE_PLACES
-from kernelwright.sandbox.gpu import backend_of
 from kernelwright_child import driver
 from tests.gpu.harness import SETTINGS, Judges
 from tests.gpu.honest import RELU, problem

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.gpu import backend_of
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.judge.stages import SpareWorkers, WarmWorkers
 from kernelwright.sandbox.verdict.verdicts import Candidate, Passed

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernelwright.problems import catalog_names, load_problem
-from kernelwright.sandbox.gpu import backend_of
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.peaks import _key, measured_again, peaks_here
 from kernelwright.sandbox.storage import Store, baseline_key, work_key

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernelwright.problems import load_problem
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.reference import ReferenceSession
-from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.jail import bubblewrap
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import JudgeSettings

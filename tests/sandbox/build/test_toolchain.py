@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.sandbox.gpu import backend_of
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.stages import Built, header_made
 from kernelwright.sandbox.storage import VARIABLE, all_entries
 from kernelwright.sandbox.toolchain import (

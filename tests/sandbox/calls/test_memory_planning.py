@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.gpu_buffers import register, with_relief
 from kernelwright.sandbox.calls.memory_planning import (
     CERTAIN_BYTES,
@@ -23,7 +24,6 @@ from kernelwright.sandbox.calls.memory_planning import (
     require_room,
     taken_bytes,
 )
-from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.machine import free_bytes
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere
 from kernelwright.sandbox.verdict.settings import JudgeSettings

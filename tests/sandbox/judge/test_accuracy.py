@@ -4,8 +4,8 @@ import pytest
 
 from kernelwright.problems import Problem
 from kernelwright.problems.input_distributions import DISTRIBUTIONS
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.backend import DeviceVersions
-from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.pool.executor import Conditions
 from kernelwright.sandbox.storage import Store, baseline_key

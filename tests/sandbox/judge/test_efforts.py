@@ -7,7 +7,7 @@ import pytest
 
 from kernelwright.problems.input_distributions import DISTRIBUTIONS
 from kernelwright.sandbox.authenticity.evidence import OBSERVED_CAVEAT
-from kernelwright.sandbox.gpu import backend_of
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.judging import UNOBSERVED, Judge, judge
 from kernelwright.sandbox.timing.baselines import AS_CONSTRUCTED
 from kernelwright.sandbox.verdict.report import recheck, report

@@ -7,8 +7,8 @@ import torch
 
 from kernelwright.evals.checking import examine_problem
 from kernelwright.problems import Problem
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.correctness.families import vary
-from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedProblem
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed

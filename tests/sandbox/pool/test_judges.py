@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from kernelwright.sandbox.gpu import backend_of
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.pool import judges
 from kernelwright.sandbox.pool.executor import Question

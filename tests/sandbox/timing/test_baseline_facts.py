@@ -5,7 +5,7 @@ import math
 import pytest
 
 from kernelwright.problems import load_problem
-from kernelwright.sandbox.cpu import CpuBackend
+from kernelwright.sandbox.backends import CpuBackend
 from kernelwright.sandbox.storage import Store
 from kernelwright.sandbox.timing.baseline_facts import KEPT, QUICK, BaselineTimes, Spreads, by_worker, in_words
 from kernelwright.sandbox.verdict.settings import JudgeSettings

@@ -4,7 +4,7 @@ import logging
 import pytest
 
 from kernelwright.problems import load_problem
-from kernelwright.sandbox.gpu import backend_of
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.timing.baselines import Baselines
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from kernelwright.sandbox.verdict.settings import JudgeSettings

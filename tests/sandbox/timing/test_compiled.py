@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernelwright.sandbox.backends import CpuBackend, backend_of
 from kernelwright.sandbox.calls.reference import CompiledGraphs, Form
-from kernelwright.sandbox.cpu import CpuBackend
-from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.jail.zygote import ZYGOTES
 from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.storage import VARIABLE

@@ -5,9 +5,9 @@ import contextlib
 import pytest
 import torch
 
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.reference import Form
 from kernelwright.sandbox.correctness.families import Domain
-from kernelwright.sandbox.gpu import backend_of
 from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.timing.baseline_facts import accuracy_of
 from kernelwright.sandbox.verdict.settings import JudgeSettings

@@ -1,4 +1,4 @@
-"""Judging on a GPU: one device for one judge at a time, under its lock."""
+"""Judging on the processors of this machine, or on one GPU under its lock. `backend_of` chooses between the two."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -9,23 +9,23 @@ from typing import TypeVar
 import torch
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.backend import DeviceVersions
+from kernelwright.sandbox.calls.backend import Backend, DeviceVersions
 from kernelwright.sandbox.calls.gpu_buffers import OUT_OF_MEMORY, free_cached_memory
 from kernelwright.sandbox.calls.gpu_device import CudaDevice, device_of
 from kernelwright.sandbox.calls.gpu_reference import GpuReference
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.calls.memory_planning import CONTEXT_BYTES, ON_DEVICE, refusal
-from kernelwright.sandbox.calls.reference import Form
+from kernelwright.sandbox.calls.reference import PLAIN, Form, ReferenceSession
 from kernelwright.sandbox.calls.sessions import Session
-from kernelwright.sandbox.cpu import CpuBackend
 from kernelwright.sandbox.gpu_timing import LINKS, DeviceTiming
 from kernelwright.sandbox.gpu_tools import Subject, looked_at
 from kernelwright.sandbox.jail.layers import Kind
+from kernelwright.sandbox.jail.zygote import release_freed_memory
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.locks import PATIENT, WaitLimit, processor_lock
 from kernelwright.sandbox.machine import gib, versions
 from kernelwright.sandbox.peaks import measured_again, peaks_here
-from kernelwright.sandbox.timing.baselines import Baselines
+from kernelwright.sandbox.timing.baselines import Baselines, compiled_reference
 from kernelwright.sandbox.timing.gpu_baselines import GpuBaselines
 from kernelwright.sandbox.timing.paired import Timing
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed, UnsupportedHere
@@ -43,6 +43,43 @@ makes contexts one after the other, half a second each, however many wait for th
 GRANTED = 1.5
 """Times what a reference takes, that a candidate may take before it is to blame."""
 Made = TypeVar("Made")
+
+
+class CpuBackend(Backend):
+    def reference(self, problem: Problem, form: Form = PLAIN) -> ReferenceSession:
+        """Start a reference of its own; a compiled one has compiled. Close it."""
+        if form.compiled is None:
+            return self._open_reference(problem, form)
+        return compiled_reference(problem, self, form, lambda folder: self._open_reference(problem, form, folder))
+
+    def _open_reference(self, problem: Problem, form: Form, folder: WorkFolder | None = None) -> ReferenceSession:
+        return ReferenceSession(problem, self, form, folder)
+
+    def baselines(self, problem: Problem) -> Baselines:
+        return Baselines(problem, self)
+
+    def timing(self, baselines: Baselines, best_speedup: float | None) -> Timing:
+        """The timing of one candidate; `best_speedup` is the speedup of the best so far."""
+        return Timing(baselines, self.settings, best_speedup)
+
+    def may_observe_timed_worker(self, baselines: Baselines) -> bool:
+        """Return whether the worker that was timed last may be the one in which it is seen what runs."""
+        return True
+
+    def memory_explained(self, problem: Problem, baselines: Baselines, built: Built) -> AbstractContextManager[None]:
+        """Attribute missing memory to the candidate or to the problem, as far as that can be decided."""
+        return nullcontext()
+
+    def looking(self, subject: Subject) -> AbstractContextManager[None]:
+        """Have the CUDA tools of the settings look at a candidate once the judging inside has ended."""
+        return nullcontext()
+
+    def free_device_memory(self) -> None:
+        """Give back device memory that this process keeps; processors have none."""
+
+    def release_memory(self) -> None:
+        """Give back all memory that this process keeps, so that it does not count for another problem."""
+        release_freed_memory()
 
 
 class GpuBackend(CpuBackend):
@@ -159,6 +196,9 @@ class GpuBackend(CpuBackend):
 
     def refusal_by_text(self, problem: Problem) -> str | None:
         return None  # a call is measured on the device instead
+
+    def require_room(self, problem: Problem, session: Session, source: str) -> None:
+        """Check nothing in advance: measuring a call is faster."""
 
     def peaks(self, again: bool = False) -> Peaks:
         return (measured_again if again else peaks_here)(True, self.settings.threads)
