@@ -474,10 +474,6 @@ class ReferenceSession:
         """True if results lie in the memory of inputs; known after the first call."""
         return self._session.returns_inputs
 
-    @property
-    def layers(self) -> tuple[str, ...]:
-        return self._session.layers
-
     def close(self) -> None:
         try:
             self._session.close()

@@ -99,48 +99,33 @@ class SpareWorkers:
         """Return whether these settings would start the same workers: they may differ in how much is measured."""
         return settings.model_dump(exclude=MEASURING) == self._backend.settings.model_dump(exclude=MEASURING)
 
-    def begin(self) -> None:
-        """Start the processes, unless there are some."""
-        if self._workers is not None or self._is_closed:
-            return
-        warm = WarmWorkers(self._backend)
-        try:
-            warm.start_ahead()
-            warm.wait_started()
-        except BaseException:
-            warm.close()
-            raise
-        self._keep(warm)
+    def make(self) -> None:
+        """Start the processes, and have the first make its context; hold the device. All end where memory runs short.
 
-    def initialize(self) -> None:
-        """Have the first of them make its context; hold the device. All end where memory runs short."""
-        warm = self.take()
-        if warm is None:
+        For a background thread: an error is only logged, since the next user of a worker gets it again.
+        """
+        if self._is_closed:
             return
         try:
-            self._backend.in_parallel([warm.sessions[0].greet])
-        except BaseException:
-            warm.close()
-            raise
+            warm = self.take()
+            is_new = warm is None
+            warm = warm or WarmWorkers(self._backend)
+            try:
+                if is_new:
+                    warm.start_ahead()
+                    warm.wait_started()
+                self._backend.in_parallel([warm.sessions[0].greet])
+            except BaseException:
+                warm.close()
+                raise
+        except SandboxError as error:
+            LOG.info("no warm workers for the next candidate: %s", error)
+            return
         self._keep(warm)
         if self._forget is None:
             from kernelwright.sandbox.calls.gpu_buffers import register
 
             self._forget = register(self.give_up, self._backend.settings.ordinal)
-
-    def make(self) -> None:
-        """Do both in a background thread. An error is only logged: the next user of a worker gets it again."""
-        try:
-            self.begin()
-            self.initialize()
-        except SandboxError as error:
-            LOG.info("no warm workers for the next candidate: %s", error)
-
-    def take(self) -> WarmWorkers | None:
-        """Hand them over to the caller."""
-        with self._choosing:
-            warm, self._workers = self._workers, None
-        return warm
 
     def _keep(self, warm: WarmWorkers) -> None:
         with self._choosing:
@@ -149,6 +134,12 @@ class SpareWorkers:
                 self._workers = warm
         if is_late:
             warm.close()
+
+    def take(self) -> WarmWorkers | None:
+        """Hand them over to the caller."""
+        with self._choosing:
+            warm, self._workers = self._workers, None
+        return warm
 
     def give_up(self) -> None:
         warm = self.take()
