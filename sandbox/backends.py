@@ -9,12 +9,11 @@ from typing import TypeVar
 import torch
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.backend import Backend, DeviceVersions
+from kernelwright.sandbox.calls.backend import CONTEXT_BYTES, ON_DEVICE, Backend, DeviceVersions, refusal
 from kernelwright.sandbox.calls.gpu_buffers import OUT_OF_MEMORY, free_cached_memory
 from kernelwright.sandbox.calls.gpu_device import CudaDevice, device_of
 from kernelwright.sandbox.calls.gpu_reference import GpuReference
 from kernelwright.sandbox.calls.gpu_session import GpuSession
-from kernelwright.sandbox.calls.memory_planning import CONTEXT_BYTES, ON_DEVICE, refusal
 from kernelwright.sandbox.calls.reference import PLAIN, Form, ReferenceSession
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.gpu_timing import LINKS, DeviceTiming

@@ -9,11 +9,10 @@ from typing import Any, Literal
 import torch
 
 from kernelwright.problems import Problem, Tolerance
-from kernelwright.sandbox.calls.backend import Backend
+from kernelwright.sandbox.calls.backend import LARGE_BYTES, Backend, Needs
 from kernelwright.sandbox.calls.gpu_buffers import Layout, SharedDeviceMemory, register, relieve, with_relief
 from kernelwright.sandbox.calls.gpu_device import CudaDevice, SharedInputs, device_of
 from kernelwright.sandbox.calls.gpu_session import GpuSession
-from kernelwright.sandbox.calls.memory_planning import LARGE_BYTES, Needs
 from kernelwright.sandbox.calls.reference import (
     PLAIN,
     Form,

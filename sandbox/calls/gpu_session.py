@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from kernelwright.sandbox.calls.backend import Needs
 from kernelwright.sandbox.calls.gpu_buffers import (
     Allocations,
     Layout,
@@ -19,7 +20,6 @@ from kernelwright.sandbox.calls.gpu_buffers import (
     relieve,
 )
 from kernelwright.sandbox.calls.gpu_device import ISSUE_FACTOR, ISSUE_S, RUN_S, CudaDevice, Flags
-from kernelwright.sandbox.calls.memory_planning import Needs
 from kernelwright.sandbox.calls.sessions import (
     LEAST_BYTES,
     OBSERVING,

@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.backend import Backend
-from kernelwright.sandbox.calls.memory_planning import CERTAIN_BYTES, Needs, planned
+from kernelwright.sandbox.calls.backend import CERTAIN_BYTES, Backend, Needs, planned
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session, Timed
 from kernelwright.sandbox.correctness.compare import mismatch, tolerance_of
 from kernelwright.sandbox.correctness.families import changed

@@ -12,8 +12,7 @@ from typing import NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.backend import Backend
-from kernelwright.sandbox.calls.memory_planning import ON_HOST, Needs, references_kept
+from kernelwright.sandbox.calls.backend import ON_HOST, Backend, Needs, references_kept
 from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
 from kernelwright.sandbox.correctness.compare import IEEE, KERNELBENCH, Shares
 from kernelwright.sandbox.correctness.families import FAMILIES, Domain

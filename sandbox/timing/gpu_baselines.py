@@ -5,10 +5,9 @@ from functools import cached_property, partial
 from typing import get_args
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.backend import Backend
+from kernelwright.sandbox.calls.backend import ON_DEVICE, Backend, Needs, holds_another
 from kernelwright.sandbox.calls.gpu_device import SharedInputs, device_of
 from kernelwright.sandbox.calls.gpu_reference import GpuReference
-from kernelwright.sandbox.calls.memory_planning import ON_DEVICE, Needs, holds_another
 from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
 from kernelwright.sandbox.calls.sessions import Timed
 from kernelwright.sandbox.correctness.compare import IEEE, Shares, are_within

@@ -6,7 +6,7 @@ import pytest
 
 from kernelwright.evals.checking import check_entry, examine_problem
 from kernelwright.problems.formats import read_collection
-from kernelwright.sandbox.calls.memory_planning import refusal_by_text
+from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.verdict.settings import JudgeSettings
 from tests.support.synthetic import COUNT, KINDS, SPECIAL, write_synthetic
 
@@ -52,13 +52,13 @@ def test_reading_runs_nothing(tree):
 
 def test_needed_memory_is_told_before_anything_runs(tree, entries):
     large = [entries[id].problem for id, name in tree[1].items() if name == "much_memory"]
-    sentences = {refusal_by_text(problem, CHILD_OF_8_GIB) for problem in large}
+    sentences = {backend_of(CHILD_OF_8_GIB).refusal_by_text(problem) for problem in large}
     assert None not in sentences and all("GiB" in sentence for sentence in sentences)
 
 
 def test_small_inputs_are_not_refused_for_memory(tree, entries):
     plain = [entries[id].problem for id, name in tree[1].items() if name == "plain"]
-    assert {refusal_by_text(problem, CHILD_OF_8_GIB) for problem in plain} == {None}
+    assert {backend_of(CHILD_OF_8_GIB).refusal_by_text(problem) for problem in plain} == {None}
 
 
 @pytest.mark.slow

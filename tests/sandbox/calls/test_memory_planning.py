@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelwright.sandbox.backends import backend_of
-from kernelwright.sandbox.calls.gpu_buffers import register, with_relief
-from kernelwright.sandbox.calls.memory_planning import (
+from kernelwright.sandbox.calls.backend import (
     CERTAIN_BYTES,
     ON_DEVICE,
     ON_HOST,
@@ -21,9 +20,9 @@ from kernelwright.sandbox.calls.memory_planning import (
     planned,
     references_kept,
     refusal,
-    require_room,
     taken_bytes,
 )
+from kernelwright.sandbox.calls.gpu_buffers import register, with_relief
 from kernelwright.sandbox.machine import free_bytes
 from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere
 from kernelwright.sandbox.verdict.settings import JudgeSettings
@@ -47,7 +46,7 @@ def child():
         session.greet()
 
         def ask(posed, settings=settings):
-            require_room(posed, settings, session, str(folder.write("reference.py", posed.source)))
+            backend_of(settings).require_room(posed, session, str(folder.write("reference.py", posed.source)))
 
         ask.plan = lambda posed: planned(posed, session, str(folder.write("reference.py", posed.source)), 60)
         yield ask
@@ -92,8 +91,9 @@ def test_a_plan_is_of_the_problem_and_its_dtype_and_is_remembered(child, tmp_pat
 
 def test_small_problems_are_not_planned():
     posed = problem(CERTAIN_BYTES // (4 * MIB) - 1)
-    require_room(posed, JudgeSettings(memory_bytes=2**30), None, "nobody is asked")
-    require_room(posed.model_copy(update={"source": "not Python at all ("}), JudgeSettings(), None, "nobody is asked")
+    backend_of(JudgeSettings(memory_bytes=2**30)).require_room(posed, None, "nobody is asked")
+    unreadable = posed.model_copy(update={"source": "not Python at all ("})
+    backend_of(JudgeSettings()).require_room(unreadable, None, "nobody is asked")
 
 
 @pytest.mark.slow
