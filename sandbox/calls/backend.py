@@ -59,6 +59,8 @@ class Backend:
 
     def __init__(self, settings: JudgeSettings) -> None:
         self.settings = settings
+        self.side_by_side = settings.side_by_side
+        """Whether children may work next to each other."""
         self.timed_threads = settings.threads
         """Threads that compute during a timing."""
         self.worker_cores = list(settings.cores[: settings.threads])
@@ -116,10 +118,8 @@ class Backend:
             return
         if said := self.refusal_by_text(problem):
             raise UnsupportedHere(said)
-        needs, limit_bytes = (
-            planned(problem, session, source, self.settings.start_timeout_s),
-            self.settings.memory_bytes,
-        )
+        limit_bytes = self.settings.memory_bytes
+        needs = planned(problem, session, source, self.settings.start_timeout_s)
         if needs is None:
             return
         if child_bytes(needs) > limit_bytes:

@@ -168,7 +168,7 @@ class Judge:
         with self.backend.timing(self._baselines, best_speedup) as timing:
             built.errors, built.seen = timing.errors, timing.seen
             timing.is_seeded, timing.draws_constants = built.weight_seed is not None, built.draws_constants
-            timing.warm = built.warm if self.settings.side_by_side else None
+            timing.warm = built.warm if self.backend.side_by_side else None
             is_enough = False
             while not is_enough:
                 session = built.worker or built.next_worker()
@@ -204,7 +204,7 @@ class Judge:
         """See what runs in a call, in a process that is not timed any more; return why the policy forbids it."""
         if not self._is_observed:
             return ""
-        if not self.settings.side_by_side:
+        if not self.backend.side_by_side:
             _ = self._baselines.status  # before a worker has memory of the device, or known already
         reference, gradients = self.reference, self.problem.direction != "forward"
         is_loaded = built.worker is not None
@@ -215,7 +215,7 @@ class Judge:
             with warming, built.stage("check"):
                 if not is_loaded:
                     self._load(built, session, reference)
-                with in_background(lambda: self._baselines.status, beside=self.settings.side_by_side):
+                with in_background(lambda: self._baselines.status, beside=self.backend.side_by_side):
                     observed = Observed.read(session.observe(values, gradients))
         except StageFailed as stop:
             observed = Observed(error=stop.reason[:200] or "it ended without a word")

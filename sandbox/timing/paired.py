@@ -302,7 +302,7 @@ class Timing(Trial):
             theirs = self.reference.show(values)
             size = theirs.output.size
             if turn == 0:
-                with in_background(partial(self.reference.expect, size), beside=self._settings.side_by_side):
+                with in_background(partial(self.reference.expect, size), beside=self._baselines.backend.side_by_side):
                     session.expect(size)
                 session.returns_inputs = self.reference.returns_inputs
             self.reference.keep(theirs.output)  # before the candidate runs, who might find where it lies
@@ -328,7 +328,7 @@ class Timing(Trial):
 
     def retire(self, session: Session) -> None:
         """End a worker whose part is done, while the next one starts; it has ended before anything is timed again."""
-        if self._settings.side_by_side:
+        if self._baselines.backend.side_by_side:
             self._retired = self._beside.submit(session.close)
         else:
             session.close()
