@@ -300,5 +300,5 @@ def judge(problem: GivenProblem, candidate: GivenSource, settings: JudgeSettings
     if "device" not in chosen.model_fields_set:
         device = usual_device(candidate.language, problem.size)
         chosen = chosen.on(device)
-    with Judge(problem, chosen) as keeper:
-        return keeper.judge(candidate)
+    with Judge(problem, chosen) as its_judge:
+        return its_judge.judge(candidate)
