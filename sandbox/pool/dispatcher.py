@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from kernelwright.sandbox.pool.executor import (
     Answer,
@@ -35,11 +35,6 @@ CONSIDERED = 64
 """Problems considered for one decision, the longest waiting first, so that thousands cost no more."""
 PATIENCE_S = 120.0
 """Work that has waited longer goes first, on any device."""
-
-
-class WaitingWork(Protocol):
-    since: float
-    """When it began to wait, in the loop's seconds."""
 
 
 class Warmth:
@@ -74,7 +69,7 @@ class Warmth:
         """Return an idle device that has the problem, or the one that has been idle for longest."""
         return next((device for device in self._holders.get(problem, ()) if device in idle), next(iter(idle)))
 
-    def problem_for(self, device: str, waiting: Mapping[str, Sequence[WaitingWork]], now: float) -> str:
+    def problem_for(self, device: str, waiting: "Mapping[str, Sequence[_Job]]", now: float) -> str:
         """Return what a device should take: what waited too long, else what is warm here, else what few devices have.
 
         `waiting` holds problems in the order in which they began to wait.
