@@ -37,6 +37,7 @@ class When(Record):
     targets: tuple[Target, ...] = ()
     wide: bool = False  # only where the data has more than 16 bits
     narrow: bool = False  # only where weights and inputs are cast to 16 bits
+    chain: bool = False  # only where a call is a long chain of operators
 
 
 class Idea(Record):
@@ -57,6 +58,7 @@ class Traits(NamedTuple):
     bound: Bound | None  # None where it is not known: operators of both kinds, or none that is known
     target: Target
     narrow: bool = False  # weights and inputs are cast to 16 bits
+    chain: bool = False  # a call is a long chain of operators, a recurrence among them
 
 
 @cache
@@ -79,7 +81,36 @@ def traits_of(problem: Problem, target: Target) -> Traits:
     operators = tuple(operator for operator, names in _table("ideas.toml")["operators"].items() if set(names) & used)
     kinds = {operator in COMPUTE for operator in operators}
     bound: Bound | None = None if len(kinds) != 1 else ("compute" if kinds == {True} else "memory")
-    return Traits(operators=operators, bound=bound, target=target, narrow=narrow_of(problem) is not None)
+    narrow, chain = narrow_of(problem) is not None, _is_chain(problem.source)
+    return Traits(operators=operators, bound=bound, target=target, narrow=narrow, chain=chain)
+
+
+CHAIN = 8
+"""Operators from which on a call is a long chain; those in a loop count as that many."""
+RECURRENT = frozenset({"RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"})
+NAMESPACES = frozenset({"nn", "F", "torch"})
+
+
+def _is_chain(source: str) -> bool:
+    """Count the operators that the classes of a source name, as far as they can be counted without running it."""
+    with suppress(SyntaxError):
+        classes = [part for part in parse_module(source).body if isinstance(part, ast.ClassDef)]
+        return sum(map(_operators, classes)) >= CHAIN
+    return False
+
+
+def _operators(part: ast.AST) -> int:
+    found = 0
+    for node in ast.iter_child_nodes(part):
+        within = _operators(node)
+        if isinstance(node, ast.For | ast.While | ast.ListComp | ast.GeneratorExp) and within:
+            within = CHAIN
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            where = node.func.value
+            if isinstance(where, ast.Name | ast.Attribute) and (getattr(where, "id", "") or where.attr) in NAMESPACES:
+                within += CHAIN if node.func.attr in RECURRENT else 1
+        found += within
+    return found
 
 
 def _names(source: str) -> Iterable[str]:
@@ -103,6 +134,7 @@ def _holds(when: When, traits: Traits) -> bool:
         and (not when.targets or traits.target in when.targets)
         and not (when.wide and traits.narrow)
         and not (when.narrow and not traits.narrow)
+        and not (when.chain and not traits.chain)
     )
 
 

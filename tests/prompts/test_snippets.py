@@ -116,6 +116,22 @@ def test_parts_are_those_that_bound_dtype_and_precision_call_for(problem, parts)
     assert shown(problem) == parts
 
 
+LAYERS = "; ".join(["x = torch.relu(x)"] * 8)
+CHAINS = {
+    "recurrence": "self.cell = nn.LSTM(8, 8)",
+    "loop": "self.parts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])",
+    "layers": LAYERS,
+    "one step": "x = torch.relu(x)",
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_long_chain_of_operators_is_told_how_launches_are_chained(name):
+    part = f"class Part:\n    def f(self, x):\n        {CHAINS[name]}\n\n\nclass Model(nn.Module):"
+    source = PROBLEM.source.replace("class Model(nn.Module):", part)
+    assert ({"chained", "grid_barrier"} <= shown(PROBLEM.model_copy(update={"source": source}))) is (name != "one step")
+
+
 @pytest.mark.parametrize("problem", [PRODUCT, narrow(PRODUCT)])
 def test_large_products_have_clusters(problem):
     text = render(brief(target="cuda", problem=problem)).text
