@@ -1,7 +1,8 @@
 """Parts of every bench: what is chosen, rows that outlast a run, and the report that ends it.
 
 `KERNELWRIGHT_BENCH=NAME,NAME` picks parts of a bench, `KERNELWRIGHT_SECONDS` ends it in time, and `KERNELWRIGHT_OUT`
-names the folder of its rows (`runs`).
+names the folder of its rows (`runs`). `KERNELWRIGHT_PART=K/N` takes every N-th item from the K-th on, counted from 0:
+one process for each GPU, chosen by `CUDA_VISIBLE_DEVICES`.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kernelwright.agent.providers.recorded import read_session, session_folder
 from kernelwright.agent.replies import Extraction, extract
@@ -24,6 +25,7 @@ from kernelwright.sandbox.storage import VARIABLE
 from kernelwright.sandbox.toolchain import toolchain
 
 STARTED = time.monotonic()
+Item = TypeVar("Item")
 
 
 class Report(NamedTuple):
@@ -43,6 +45,12 @@ def chosen(everything: Iterable[str]) -> list[str]:
     """Return the names that the environment picks; without any, everything."""
     picked = os.environ.get("KERNELWRIGHT_BENCH", "")
     return picked.split(",") if picked else list(everything)
+
+
+def of_this_part(items: Iterable[Item]) -> list[Item]:
+    """Return the items that this process takes among several."""
+    first, _, count = os.environ.get("KERNELWRIGHT_PART", "0/1").partition("/")
+    return list(items)[int(first) :: int(count)]
 
 
 def is_in_time() -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from bench.measuring import Kept, Report, is_in_time
+from bench.measuring import Kept, Report, is_in_time, of_this_part
 from bench.results.records import Answered, judgings_in, records_in, rejudged
 from kernelwright import prompts
 from kernelwright.agent.briefs import sheet_for, times_and_roofline, versions_here
@@ -100,7 +100,7 @@ def ask(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
     """Judge each parent under ncu, and write its tasks. What is written already is left as it is."""
     sources, settings = _sources(folder), SETTINGS.model_copy(update={"profile": True})
     failed = []
-    for pair in pairs_of(folder):
+    for pair in of_this_part(pairs_of(folder)):
         if not is_in_time() or all((out / f"{pair.name}.{_short(kind)}{TASK}").exists() for kind in KINDS):
             continue
         problem = _problem(tree, pair)
@@ -170,7 +170,7 @@ def judge(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
     """Judge each answer beside its parent; a row each in `pairs.jsonl`. What is judged already is left."""
     rows, sources = Kept("pairs.jsonl"), _sources(folder)
     known = {(row["pair"], row["kind"]) for row in rows.rows()} if rows.path.exists() else set()
-    for pair in pairs_of(folder):
+    for pair in of_this_part(pairs_of(folder)):
         answers = {kind: out / f"{pair.name}.{_short(kind)}{ANSWER}" for kind in KINDS}
         new = [kind for kind, path in answers.items() if path.exists() and (pair.name, kind) not in known]
         if not new or not is_in_time():

@@ -107,7 +107,8 @@ def _operators(part: ast.AST) -> int:
             within = CHAIN
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             where = node.func.value
-            if isinstance(where, ast.Name | ast.Attribute) and (getattr(where, "id", "") or where.attr) in NAMESPACES:
+            name = where.id if isinstance(where, ast.Name) else getattr(where, "attr", "")
+            if name in NAMESPACES:
                 within += CHAIN if node.func.attr in RECURRENT else 1
         found += within
     return found

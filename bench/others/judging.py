@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from bench.beside_kernelbench import Found, evaluated
-from bench.measuring import NO_DEVICE, Kept, Report, is_in_time
+from bench.measuring import NO_DEVICE, Kept, Report, is_in_time, of_this_part
 from bench.others.page import OURS, REASON, THEIRS, Row, outcome_of, read_rows
 from kernelwright.problems import Problem
 from kernelwright.problems.formats import read_collection
@@ -242,6 +242,7 @@ def _chosen(options: argparse.Namespace) -> list[Released]:
         released = random.Random(options.seed).sample(released, min(options.draw, len(released)))
     if options.device == "cpu":
         released = [one for one in released if candidate_of(one.kernel).language in ("python", "cpp")]
+    released = of_this_part(released)
     return [with_present_reference(one, options.tree) for one in released] if options.present else released
 
 

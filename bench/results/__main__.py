@@ -108,6 +108,18 @@ def again(
 
 @app.command()
 @with_exit_codes
+def join(
+    others: Annotated[list[Path], typer.Argument(help="Copies of the folder in which `again` or `hazards` ran.")],
+    folder: Folder = ROOT / "results",
+) -> None:
+    """Add what other processes judged in copies of the folder."""
+    from bench.results.again import join as join_folders
+
+    print(f"{join_folders(folder, others)} judgings added")
+
+
+@app.command()
+@with_exit_codes
 def hazards(
     tree: Tree,
     minutes: Annotated[float, typer.Option(min=0, help="End in time; what is left goes on with the next call.")] = 1e6,

@@ -5,10 +5,11 @@ What is judged is in the file before the next begins, so it may be stopped at an
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.measuring import of_this_part
 from bench.results.records import (
     AGAIN,
     Kept,
@@ -46,7 +47,8 @@ def judge_again(folder: Path, tree: Path, report: Callable[[str], None], minutes
     end = time.monotonic() + 60 * minutes
     index, known = read_index(folder), judgings_in(folder)
     records = {(one.address, one.dtype): one for one in records_in(folder)}
-    pairs = [(row, answered) for row in index.rows for answered in waiting(records[row.address, row.dtype], known)]
+    rows = of_this_part(index.rows)
+    pairs = [(row, answered) for row in rows for answered in waiting(records[row.address, row.dtype], known)]
     problems = {row.address + row.dtype: problem_of(row, tree) for row, _ in pairs}
     prepare_judge()
     left: list[str] = []
@@ -121,7 +123,7 @@ def check_hazards(folder: Path, tree: Path, report: Callable[[str], None], minut
     end = time.monotonic() + 60 * minutes
     index = read_index(folder)
     known = read_hazards(folder)
-    waiting = [row for row in index.rows if _digest(row) not in ("", *known)]
+    waiting = [row for row in of_this_part(index.rows) if _digest(row) not in ("", *known)]
     if waiting:
         cuda_tool(SANITIZE)
     for at, row in enumerate(waiting):
@@ -136,6 +138,19 @@ def check_hazards(folder: Path, tree: Path, report: Callable[[str], None], minut
         write_atomically(folder / HAZARDS, json.dumps(known, indent=1, sort_keys=True) + "\n")
         report(f"{row.address} in {row.dtype}: {', '.join(f'{tool} {said}' for tool, said in found.items())}")
     return 0
+
+
+def join(folder: Path, others: Sequence[Path]) -> int:
+    """Add the judgings and outcomes of copies of the folder, made by other processes; return how many were added."""
+    before = known = {(one.key, one.time): one for one in judgings_in(folder)}
+    hazards = read_hazards(folder)
+    for other in others:
+        known = known | {(one.key, one.time): one for one in judgings_in(other)}
+        hazards |= read_hazards(other)
+    write_lines(folder / AGAIN, sorted(known.values(), key=lambda one: one.time))
+    write_atomically(folder / HAZARDS, json.dumps(hazards, indent=1, sort_keys=True) + "\n")
+    write_index(folder)
+    return len(known) - len(before)
 
 
 def _digest(row: Kept) -> str:

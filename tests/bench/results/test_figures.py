@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from bench.results.again import join, read_hazards
 from bench.results.figures import (
     after_each_answer,
     by_idea,
@@ -115,6 +116,22 @@ def test_what_an_older_clock_timed_is_judged_again_before_the_best_is_chosen(tmp
     (row,) = indexed([one], again).rows
     assert (row.facts.best.measured.effort, round(row.facts.best.measured.speedup, 1)) == ("rank", 2.1)
     assert round(row.again.measured.speedup, 1) == 2.2 and not waiting(one, again)
+
+
+def test_what_several_processes_judged_is_joined(run, tmp_path):
+    rows = indexed(searched(run), ()).rows
+    folders = [tmp_path / name for name in ("own", "one", "two")]
+    for folder in folders:
+        folder.mkdir()
+        write_lines(folder / "records.jsonl.gz", searched(run))
+    shared, added = (second_judging(row, passed(2.0)) for row in (rows[0], rows[2]))
+    write_lines(folders[0] / "again.jsonl.gz", [shared])
+    write_lines(folders[1] / "again.jsonl.gz", [shared, added])
+    (folders[2] / "hazards.json").write_text('{"ab": {"racecheck": "clean"}}')
+    assert join(folders[0], folders[1:]) == 1
+    assert len(list(read_lines(folders[0] / "again.jsonl.gz", Judgement.model_validate_json))) == 2
+    assert read_hazards(folders[0]) == {"ab": {"racecheck": "clean"}}
+    assert read_index(folders[0]).rows[2].again is not None
 
 
 def test_a_row_has_the_numbers_of_the_verdict_that_counts(run):
