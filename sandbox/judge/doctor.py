@@ -14,7 +14,7 @@ from kernelwright.problems.problem import Record
 from kernelwright.sandbox import gpu_tools
 from kernelwright.sandbox.build import shortcuts_found
 from kernelwright.sandbox.clocks import Clocks
-from kernelwright.sandbox.jail import bubblewrap, cgroups
+from kernelwright.sandbox.jail import bubblewrap
 from kernelwright.sandbox.jail.layers import (
     FILTER,
     PRIVILEGES,
@@ -22,6 +22,7 @@ from kernelwright.sandbox.jail.layers import (
     STRICT,
     USER,
     filter_plan,
+    group_parents,
     landlock_abi,
     landlock_layer,
 )
@@ -264,7 +265,7 @@ def _layers() -> Iterator[HealthCheck]:
     yield _check("jail: landlock", f"version {level}; {landlock_layer()}", lacking, LANDLOCK_REMEDY)
     architecture, remedy = confine.filter_architecture() or "", "use Linux on x86_64 or aarch64"
     yield _check("jail: system call filter", architecture, _filter_obstacle(), remedy)
-    lacking = "" if cgroups.available() else "no group can be made here"
+    lacking = "" if group_parents() else "no group can be made here"
     found = "bounds memory and processes of a child as a whole"
     yield _check("jail: control group", found, lacking, GROUP_REMEDY)
 

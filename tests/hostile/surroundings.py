@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from kernelwright import problems
-from kernelwright.sandbox.jail import cgroups
+from kernelwright.sandbox.jail.layers import group_parents
 from kernelwright.sandbox.jail.zygote import MARK, ZYGOTES
 
 CHECKOUT = Path(problems.__file__).resolve().parents[1]
@@ -106,7 +106,7 @@ class Surroundings:
             "strays": [str(path) for folder in STRAY for path in Path(folder).glob(f"{self.mark}*")],
             "processes": self._processes(),
             "control groups": sorted(
-                path.name for parent in cgroups._parents() for path in parent.glob(f"kernelwright-{os.getpid()}-*")
+                path.name for parent in group_parents() for path in parent.glob(f"kernelwright-{os.getpid()}-*")
             ),
             "segments": sum(len(segments(kind, self.segment)) for kind in ("shm", "sem", "msg")),
             "queue": queue_exists(self.mark),

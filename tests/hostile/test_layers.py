@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from kernelwright.sandbox.jail import bubblewrap, cgroups
+from kernelwright.sandbox.jail import bubblewrap
 from kernelwright.sandbox.jail import layers as jail
 from kernelwright.sandbox.machine import own_paths
 from kernelwright.sandbox.verdict.errors import MachineError
@@ -146,18 +146,18 @@ def test_under_version_2_a_group_above_with_both_controllers_is_tried(tmp_path):
     for folder, text in ((tmp_path, CONTROLLERS), (own.parent, CONTROLLERS), (own.parent.parent, "cpu\n"), (own, "")):
         (folder / "cgroup.subtree_control").write_text(text)
     table = own_paths("0::/user.slice/app.slice/run.scope\n")
-    assert list(cgroups.places(tmp_path, table)) == [(own.parent,), (tmp_path,)]
+    assert list(jail.group_places(tmp_path, table)) == [(own.parent,), (tmp_path,)]
 
 
 def test_under_version_1_both_hierarchies_are_needed(tmp_path):
     both = own_paths("4:memory:/a\n8:pids:/b\n0::/\n")
-    assert list(cgroups.places(tmp_path, both)) == [(tmp_path / "memory" / "a", tmp_path / "pids" / "b")]
-    assert list(cgroups.places(tmp_path, own_paths("8:pids:/b\n"))) == []
+    assert list(jail.group_places(tmp_path, both)) == [(tmp_path / "memory" / "a", tmp_path / "pids" / "b")]
+    assert list(jail.group_places(tmp_path, own_paths("8:pids:/b\n"))) == []
 
 
-@pytest.mark.skipif(not cgroups.available(), reason="no control group can be made here")
+@pytest.mark.skipif(not jail.group_parents(), reason="no control group can be made here")
 def test_a_group_ends_all_that_is_in_it_and_says_when_memory_ran_out():
-    group = cgroups.limited_group(2**26, 16)
+    group = jail.limited_group(2**26, 16)
     try:
         code = (
             "import os, sys; [os.write(int(fd), b'0') for fd in sys.argv[1:]]; print(flush=True); held = b'x' * 2**28"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.sandbox.jail import cgroups
 from kernelwright.sandbox.jail.bubblewrap import hidden_paths
+from kernelwright.sandbox.jail.layers import group_parents
 from kernelwright.sandbox.jail.process import Child, StartedSupervisor
 from kernelwright.sandbox.jail.zygote import Zygotes, frozen_imports, set_passive_waiting
 from kernelwright.sandbox.verdict.errors import MachineError
@@ -53,7 +53,7 @@ def left(before, limit_s=10):
 
 def groups():
     """The control groups of this process's children, those of other tests among them."""
-    return {path for parent in cgroups._parents() for path in parent.glob(f"kernelwright-{os.getpid()}-*")}
+    return {path for parent in group_parents() for path in parent.glob(f"kernelwright-{os.getpid()}-*")}
 
 
 @contextmanager
