@@ -30,6 +30,7 @@ from kernelwright.problems.formats.reading import safe_name
 from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.storage import write_atomically
+from kernelwright.sandbox.verdict.diagnoses import WHAT_LIMITS
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.report import timing_lines
 from kernelwright.sandbox.verdict.settings import JudgeSettings
@@ -128,7 +129,7 @@ def tasks(problem: Problem, source: str, verdict: Passed) -> dict[Kind, str]:
     """Return the prompt of an improvement of this kernel with each kind of evidence."""
     measured, look = verdict.measurement, verdict.evidence.look or Look()
     room = room_of(measured)
-    bare = timing_lines(measured, None)
+    bare = timing_lines(measured, None).partition(WHAT_LIMITS)[0].rstrip()
     said: dict[Kind, str] = {
         "no profile": bare,
         "raw counters": "\n".join([bare, *raw_lines(look)]),

@@ -5,6 +5,7 @@ not observed is left out: a rule whose facts are missing is silent.
 """
 
 import re
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -89,7 +90,7 @@ SERIALIZED = re.compile(r"wgmma\.mma_async instructions are serialized(.*)", re.
 class Diagnosis(NamedTuple):
     rule: str
     at_stake: float
-    """Share of the call's GPU time that the fault may cost, 0 to 1: the order of diagnoses."""
+    """Share of the call's time that the fault may cost, 0 to 1: the order of diagnoses."""
     evidence: str
     remedy: str
 
@@ -101,6 +102,7 @@ class Call(NamedTuple):
     """A call of the candidate."""
 
     gpu_ms: float
+    """On a processor the time of the call."""
     host_ms: float | None
     kernels: Sequence[tuple[str, int, float]]
     """Name, launches and milliseconds by torch's profiler, with a warm L2 cache."""
@@ -108,6 +110,8 @@ class Call(NamedTuple):
     """Time of all its launches by ncu, which flushes the caches before each as the judge does before a call."""
     copy_ms: float | None
     warnings: Sequence[str]
+    threads: tuple[float, int] | None = None
+    """On a processor, how many threads work on average, and how many may."""
 
     @property
     def kernel_ms(self) -> float:
@@ -209,6 +213,14 @@ def library_kernels(call: Call) -> Found:
 def copies(call: Call) -> Found:
     share, name = call.share_of(COPIES)
     return (share, f"{share:.0%} of the time goes to copies and fills ({name[:40]}).") if share > 0.03 else None
+
+
+@rule("call", "Split the outermost loop over all threads, in parts of equal work.")
+def idle_threads(call: Call) -> Found:
+    if call.threads is None or call.threads[0] > 0.7 * call.threads[1]:
+        return None
+    busy, allowed = call.threads
+    return 1 - busy / allowed, f"On average {busy:.1f} of {allowed} threads work."
 
 
 @rule("call", "Only fewer bytes help.")
@@ -372,6 +384,7 @@ def diagnose(measured: Measurement, look: Look) -> list[Diagnosis]:
         cold_ms=sum(profiled) / 1e6 if len(profiled) == sum(one.launches for one in look.kernels) else None,
         copy_ms=measured.floor.copy_ms if measured.floor else None,
         warnings=look.warnings,
+        threads=_threads(measured),
     )
     found = list(_found("call", call))
     for launch in launches(measured, look):
@@ -380,6 +393,12 @@ def diagnose(measured: Measurement, look: Look) -> list[Diagnosis]:
             of_all = one._replace(at_stake=launch.share * one.at_stake)
             found.append(of_all._replace(evidence=f"{launch.kernel}: {one.evidence}"))
     return sorted(found, key=lambda one: -one.at_stake)
+
+
+def _threads(measured: Measurement) -> tuple[float, int] | None:
+    if measured.on_device is not None or not measured.candidate_cpu_ms or measured.threads < 2:
+        return None
+    return statistics.median(measured.candidate_cpu_ms) / measured.candidate_ms, measured.threads
 
 
 def _found(of: str, facts: Call | Launch) -> Iterator[Diagnosis]:
@@ -441,6 +460,7 @@ def base_name(kernel: str) -> str:
     return name
 
 
+WHAT_LIMITS = "what limits it, the most costly first:"
 SHOWN = {"memory": "of peak device memory", "tensor": "of peak tensor cores", "issue": "of issue slots"}
 
 
@@ -462,7 +482,7 @@ def lines_of(measured: Measurement, look: Look, most: int = MOST) -> Iterator[st
     yield from (f"compiler: {line}" for line in look.warnings[:most])
     found = diagnose(measured, look)[:most]
     if found:
-        yield "what limits it, the most costly first:"
+        yield WHAT_LIMITS
         yield from (f"  {number}. {one}" for number, one in enumerate(found, 1))
     if look.obstacle:
         yield f"no hardware counters: {look.obstacle}"

@@ -167,7 +167,7 @@ def timings(verdict: Passed) -> str:
 
 
 def timing_lines(measured: Measurement, look: Look | None) -> str:
-    """The same of a measurement, with what a closer look saw."""
+    """The same of a measurement, with what limits the candidate, as far as a closer look saw it."""
     times = {"candidate": measured.candidate_ms} | measured.baselines_ms
     lines = [f"{name}: {ms:#.3g} ms" for name, ms in times.items()]
     low, high = measured.interval
@@ -179,8 +179,6 @@ def timing_lines(measured: Measurement, look: Look | None) -> str:
         lines.append(DOUBTS[measured.comparison])
     if others := others_of(measured):
         lines.append(f"against the other baselines: {others.removeprefix('; against ').replace(' x', '')}")
-    if measured.is_launch_bound:
-        lines.append(LAUNCH_BOUND)
     lines.append(f"threads: {measured.threads}")
     floor = measured.floor_ms
     if floor is not None:
@@ -191,8 +189,7 @@ def timing_lines(measured: Measurement, look: Look | None) -> str:
     empty = statistics.median(measured.protocol_ms) if measured.protocol_ms else math.inf
     if measured.timing_clock == "call" and empty < measured.candidate_ms:
         lines.append(f"a call that does nothing: {empty:#.3g} ms, part of all times above")
-    if look is not None:
-        lines.extend(lines_of(measured, look))
+    lines.extend(lines_of(measured, look or Look()))
     return "\n".join(lines)
 
 

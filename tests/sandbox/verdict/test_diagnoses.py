@@ -17,7 +17,9 @@ from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
 from kernelwright.sandbox.verdict.verdicts import Compiled, KernelFacts, KernelTime, Look, MachineCode
 from tests.support.runs import doubted
 
-CALL = Call(gpu_ms=1.0, host_ms=0.1, kernels=[("mine", 2, 0.9)], cold_ms=0.98, copy_ms=0.5, warnings=())
+CALL = Call(
+    gpu_ms=1.0, host_ms=0.1, kernels=[("mine", 2, 0.9)], cold_ms=0.98, copy_ms=0.5, warnings=(), threads=(7.5, 8)
+)
 SERIALIZED = "Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient registers"
 FAULTS_OF_A_CALL = {
     "host bound": {"host_ms": 3.0},
@@ -26,6 +28,7 @@ FAULTS_OF_A_CALL = {
     "library kernels": {"kernels": [("mine", 1, 0.5), ("void at::native::vectorized_elementwise_kernel<4>", 1, 0.4)]},
     "copies": {"kernels": [("mine", 1, 0.5), ("Memcpy DtoD (Device -> Device)", 1, 0.4)]},
     "at the wall": {"copy_ms": 0.98},
+    "idle threads": {"threads": (1.1, 8)},
     "serialised products": {"warnings": (SERIALIZED,)},
 }
 HEALTHY = {
