@@ -27,8 +27,12 @@ PACKAGES = {name: one.package for name, one in LANGUAGES.items() if one.package 
 
 @cache
 def package_version(language: str) -> str | None:
+    """Return the version of a language's package; None where children cannot import it, which get no PYTHONPATH."""
     package = PACKAGES[language]
-    if importlib.util.find_spec(package.module) is None:
+    spec = importlib.util.find_spec(package.module)
+    added = {Path(entry).resolve() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
+    places = [*(spec.submodule_search_locations or [spec.origin or ""])] if spec else []
+    if not places or Path(places[0]).resolve().parent in added:
         return None
     try:
         return importlib.metadata.version(package.distribution)

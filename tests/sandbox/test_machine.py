@@ -32,6 +32,23 @@ def nothing_installed(monkeypatch):
     package_version.cache_clear()
 
 
+def test_a_package_that_children_cannot_import_is_not_there(tmp_path, monkeypatch):
+    (tmp_path / "on_the_path").mkdir()
+    (tmp_path / "on_the_path" / "__init__.py").touch()
+    facts = tmp_path / "on_the_path-2.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: on-the-path\nVersion: 2.0\n")
+    (language, package), *_ = PACKAGES.items()
+    made = package._replace(module="on_the_path", distribution="on-the-path")
+    monkeypatch.setattr(identity, "PACKAGES", {language: made})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for variable, version in (("", "2.0"), (str(tmp_path), None)):
+        monkeypatch.setenv("PYTHONPATH", variable)
+        package_version.cache_clear()
+        assert package_version(language) == version
+    package_version.cache_clear()
+
+
 @EACH
 def test_without_the_package_one_sentence_says_how_to_install_it(nothing_installed, language):
     with pytest.raises(MachineError) as error:
