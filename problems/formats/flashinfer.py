@@ -337,30 +337,21 @@ def read_definitions(root: Path) -> Collection:
 
 def _workloads(path: Path, definition: Definition) -> tuple[Format, list[Workload | str]]:
     """Read them from where either benchmark keeps them; without any, a definition of constants has one."""
-    beside = path.parent / "workload.jsonl"
-    places = [beside] if path.name == "definition.json" else _trace_files(path)
-    found: list[Workload | str] = []
-    kind: Format = "sol-execbench" if path.name == "definition.json" else "flashinfer"
-    for place in places:
-        if place.exists():
-            lines, traced = read_workloads(place, definition)
-            found += lines
-            kind = "flashinfer" if traced else "sol-execbench"
+    is_beside = path.name == "definition.json"
+    place = path.parent / "workload.jsonl" if is_beside else _trace_file(path)
+    found, traced = read_workloads(place, definition) if place.exists() else ([], not is_beside)
     if not found and all(axis.type != "var" for axis in definition.axes.values()):
         found = [Workload(uuid="constant", axes={})]
     if not found:
-        raise ProblemError(f"{path} has variable axes and no workload in {', '.join(map(str, places))}; add one")
-    return kind, found
+        raise ProblemError(f"{path} has variable axes and no workload in {place}; add one")
+    return "flashinfer" if traced else "sol-execbench", found
 
 
-def _trace_files(path: Path) -> list[Path]:
-    parts = list(path.parts)
-    if "definitions" not in parts:
-        return [path.with_suffix(".jsonl")]
-    at = len(parts) - 1 - parts[::-1].index("definitions")
-    root = Path(*parts[:at])
-    within = Path(*parts[at + 1 :]).with_suffix(".jsonl")
-    return [root / "workloads" / within]
+def _trace_file(path: Path) -> Path:
+    parts = list(path.with_suffix(".jsonl").parts)
+    if "definitions" in path.parts:
+        parts[-1 - path.parts[::-1].index("definitions")] = "workloads"
+    return Path(*parts)
 
 
 def _entries(definition: Definition, workloads: list[Workload | str], kind: Format) -> Iterator[Entry]:

@@ -38,7 +38,6 @@ class DeviceGroup:
         """`kind`: a part of the name of the devices to use, where there are several kinds."""
         self._make_executor, self._kind = make_executor, kind
         self._dispatcher: Dispatcher | None = None
-        self.builders = 0
         self.is_lost = False
         """Whether it has to be opened again before anything is judged here."""
 
@@ -53,15 +52,16 @@ class DeviceGroup:
     @property
     def capacity(self) -> int:
         """Jobs that it may have at a time: a job that waits in the queue can still be overtaken, or taken back."""
-        return 0 if self.is_lost else self.builders + AHEAD * len(self.devices)
+        if self._dispatcher is None or self.is_lost:
+            return 0
+        return self._dispatcher.executor.builders + AHEAD * len(self.devices)
 
     async def open(self) -> None:
         """Raises `ExecutorError` or `MachineError` without a device."""
-        executor = self._make_executor()
         # What one client's candidate does to the memory of this machine must not end another's problem.
-        dispatcher = Dispatcher(executor, self._kind, remembers_broken=False)
+        dispatcher = Dispatcher(self._make_executor(), self._kind, remembers_broken=False)
         await dispatcher.__aenter__()
-        self._dispatcher, self.builders, self.is_lost = dispatcher, executor.builders, False
+        self._dispatcher, self.is_lost = dispatcher, False
 
     async def judge(self, work: Work, stage: Stage, on_step: Callable[[Step], None]) -> DeviceVerdict:
         dispatcher = self._dispatcher
@@ -74,7 +74,7 @@ class DeviceGroup:
             raise
 
     async def close(self) -> None:
-        dispatcher, self._dispatcher, self.builders = self._dispatcher, None, 0
+        dispatcher, self._dispatcher = self._dispatcher, None
         if dispatcher is not None:
             await dispatcher.__aexit__()
 
