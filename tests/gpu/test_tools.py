@@ -7,12 +7,13 @@ import torch
 
 from kernelwright.sandbox import gpu_tools, machine
 from kernelwright.sandbox.gpu_tools import Tool, ToolTask, run_under
-from kernelwright.sandbox.tensors import RawTensor, Values
+from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Look
 from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child.gpu_tool import Tools
+from tests.support.tensors import listed
 
 CLEAN = """========= COMPUTE-SANITIZER
 ========= ERROR SUMMARY: 0 errors
@@ -247,10 +248,6 @@ def folder():
     made.close()
 
 
-def tree(*tensors):
-    return Values({"l": [{"t": index} for index in range(len(tensors))]}, tuple(map(RawTensor.of, tensors)))
-
-
 def call(folder, more="pass"):
     source = folder.write("candidate.py", SOURCE.format(more=more))
     load = {"source": str(source), "entry": "ModelNew", "built": str(folder.path / "build"), "threads": 1}
@@ -261,8 +258,8 @@ def call(folder, more="pass"):
         "precision": "strict",
         "gradients": False,
     }
-    kept = {"arguments": Values({"l": [{"v": 3}]}, ()), "weights": tree(torch.full((3,), 2.0))}
-    return ToolTask(plan, kept | {"values": tree(torch.arange(3.0))})
+    kept = {"arguments": Values({"l": [{"v": 3}]}, ()), "weights": listed(torch.full((3,), 2.0))}
+    return ToolTask(plan, kept | {"values": listed(torch.arange(3.0))})
 
 
 @pytest.mark.slow

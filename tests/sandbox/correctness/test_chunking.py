@@ -6,11 +6,7 @@ from hypothesis import strategies as st
 from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness.compare import mismatch
 from kernelwright.sandbox.correctness.distance import Cut, Joined, are_alike, cuts, part, result_rows, spans
-from kernelwright.sandbox.tensors import RawTensor, Values
-
-
-def values(*tensors):
-    return Values({"l": [{"t": index} for index in range(len(tensors))]}, tuple(map(RawTensor.of, tensors)))
+from tests.support.tensors import listed
 
 
 @given(st.integers(2, 300), st.integers(1, 300))
@@ -27,32 +23,32 @@ def test_parts_join_to_the_whole_bit_by_bit(rows):
     x, weight = torch.randn(rows, 4, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
     cut, joined = Cut(frozenset({0}), rows), Joined(rows)
     for start, stop in spans(rows, 3):
-        here, also = (raw.tensor() for raw in part(values(x, weight), cut, start, stop).tensors)
+        here, also = (raw.tensor() for raw in part(listed(x, weight), cut, start, stop).tensors)
         assert torch.equal(also, weight), "what has no batch axis stays whole"
-        joined.put(values(torch.stack([row @ also for row in here]), here.sum(1)), start, stop)
+        joined.put(listed(torch.stack([row @ also for row in here]), here.sum(1)), start, stop)
     product, sums = (raw.tensor() for raw in joined.values().tensors)
     assert torch.equal(product, torch.stack([row @ weight for row in x])) and torch.equal(sums, x.sum(1))
     assert joined.values().tree == {"l": [{"t": 0}, {"t": 1}]}
 
 
 def test_only_inputs_as_long_as_the_result_are_cut():
-    inputs = values(torch.randn(8, 3), torch.randn(3, 8), torch.tensor(2.0))
-    assert list(cuts(inputs, values(torch.randn(8, 2)))) == [Cut(frozenset({0}), 8)]
+    inputs = listed(torch.randn(8, 3), torch.randn(3, 8), torch.tensor(2.0))
+    assert list(cuts(inputs, listed(torch.randn(8, 2)))) == [Cut(frozenset({0}), 8)]
 
 
 def test_where_several_are_as_long_all_of_them_are_tried_first_and_then_each():
-    square = values(torch.randn(6, 6), torch.randn(6, 6))
-    found = list(cuts(square, values(torch.randn(6, 6))))
+    square = listed(torch.randn(6, 6), torch.randn(6, 6))
+    found = list(cuts(square, listed(torch.randn(6, 6))))
     assert found == [Cut(frozenset(which), 6) for which in ({0, 1}, {0}, {1})]
 
 
 @pytest.mark.parametrize(
     "result",
-    [values(torch.randn(6), torch.randn(7)), values(torch.tensor(1.0)), values(torch.randn(1, 9)), values()],
+    [listed(torch.randn(6), torch.randn(7)), listed(torch.tensor(1.0)), listed(torch.randn(1, 9)), listed()],
     ids=["other lengths", "a scalar", "one row", "nothing"],
 )
 def test_a_result_without_one_long_first_axis_is_not_cut(result):
-    assert not list(cuts(values(torch.randn(6, 2), torch.randn(1, 2)), result))
+    assert not list(cuts(listed(torch.randn(6, 2), torch.randn(1, 2)), result))
 
 
 def fits(cut, call, inputs, whole, start=2, stop=5):
@@ -61,26 +57,26 @@ def fits(cut, call, inputs, whole, start=2, stop=5):
         got = call(*(raw.tensor() for raw in part(inputs, cut, start, stop).tensors))
     except RuntimeError:
         return False
-    want = result_rows(values(whole), start, stop).tensors[0].tensor()
+    want = result_rows(listed(whole), start, stop).tensors[0].tensor()
     return got.shape == want.shape and torch.allclose(got, want)
 
 
 def test_of_a_square_product_the_first_operand_alone_may_be_cut():
     a, b = torch.randn(6, 6), torch.randn(6, 6)
-    inputs, whole = values(a, b), a @ b
-    found = [cut for cut in cuts(inputs, values(whole)) if fits(cut, torch.matmul, inputs, whole)]
+    inputs, whole = listed(a, b), a @ b
+    found = [cut for cut in cuts(inputs, listed(whole)) if fits(cut, torch.matmul, inputs, whole)]
     assert found == [Cut(frozenset({0}), 6)]
 
 
 def test_what_mixes_rows_is_not_cut():
     x = torch.randn(6, 4)
-    inputs, whole = values(x), torch.softmax(x, 0)
-    assert not [cut for cut in cuts(inputs, values(whole)) if fits(cut, lambda x: torch.softmax(x, 0), inputs, whole)]
+    inputs, whole = listed(x), torch.softmax(x, 0)
+    assert not [cut for cut in cuts(inputs, listed(whole)) if fits(cut, lambda x: torch.softmax(x, 0), inputs, whole)]
 
 
 def test_a_part_is_of_the_same_memory_where_that_is_the_hosts_copy():
     x = torch.arange(12).view(4, 3)
-    piece = part(values(x), Cut(frozenset({0}), 4), 1, 3)
+    piece = part(listed(x), Cut(frozenset({0}), 4), 1, 3)
     assert torch.equal(piece.tensors[0].tensor(), x[1:3])
     assert torch.equal(piece.copied().tensors[0].tensor(), x[1:3])
 
@@ -91,9 +87,9 @@ def test_batch_statistics_of_a_part_are_not_those_of_the_whole():
     x = torch.randn(200_000, 3).bfloat16()
     whole = torch.nn.functional.batch_norm(x, None, None, training=True)
     part = torch.nn.functional.batch_norm(x[50_000:150_000], None, None, training=True)
-    rows = result_rows(values(whole), 50_000, 150_000)
-    assert mismatch(values(part), rows, rows, Tolerance()) is None
-    assert not are_alike(values(part), rows)
+    rows = result_rows(listed(whole), 50_000, 150_000)
+    assert mismatch(listed(part), rows, rows, Tolerance()) is None
+    assert not are_alike(listed(part), rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -103,5 +99,5 @@ def test_a_part_that_adds_in_another_order_is_alike(dtype):
     forward = x.float() @ weight.float()
     backward = x.float().flip(1) @ weight.float().flip(0)
     assert not torch.equal(forward, backward)
-    assert are_alike(values(forward.to(dtype)), values(backward.to(dtype)))
-    assert are_alike(values(torch.arange(5)), values(torch.arange(5)))
+    assert are_alike(listed(forward.to(dtype)), listed(backward.to(dtype)))
+    assert are_alike(listed(torch.arange(5)), listed(torch.arange(5)))

@@ -10,15 +10,11 @@ from kernelwright.sandbox.correctness.compare import Checks, is_right_anyhow, mi
 from kernelwright.sandbox.correctness.distance import measure
 from kernelwright.sandbox.tensors import RawTensor, Values, is_sound
 from kernelwright.sandbox.verdict.errors import BrokenProblem
-
-
-def output(*tensors):
-    trees = [{"t": index} for index in range(len(tensors))]
-    return Values(trees[0] if len(trees) == 1 else {"p": trees}, tuple(RawTensor.of(tensor) for tensor in tensors))
+from tests.support.tensors import packed
 
 
 def verdict_on(got, exact, same_dtype, tolerance=None):
-    return mismatch(output(got), output(exact), output(same_dtype), tolerance or Tolerance())
+    return mismatch(packed(got), packed(exact), packed(same_dtype), tolerance or Tolerance())
 
 
 torch.manual_seed(0)
@@ -31,7 +27,7 @@ IN_EIGHTHS = sum(A[:, start : start + 8] @ B[start : start + 8] for start in ran
 @pytest.mark.parametrize("got", [ROUNDED, IN_EIGHTHS], ids=["itself", "another order of summation"])
 def test_what_is_as_near_as_the_reference_is_right_with_and_without_the_exact_result(got):
     assert verdict_on(got, EXACT, ROUNDED) is None
-    assert is_right_anyhow(output(got), output(ROUNDED), Tolerance())
+    assert is_right_anyhow(packed(got), packed(ROUNDED), Tolerance())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -48,7 +44,7 @@ def test_a_serial_sum_of_a_long_row_is_right(seed):
 def test_a_product_in_half_precision_is_wrong_and_never_right_anyhow(dtype):
     got = (A.to(dtype) @ B.to(dtype)).float()
     assert verdict_on(got, EXACT, ROUNDED)
-    assert not is_right_anyhow(output(got), output(ROUNDED), Tolerance())
+    assert not is_right_anyhow(packed(got), packed(ROUNDED), Tolerance())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -111,7 +107,7 @@ def test_the_details_give_places_with_got_and_want():
 
 
 def test_a_missing_output_is_wrong():
-    assert mismatch(output(ROUNDED), output(EXACT, EXACT), output(ROUNDED, ROUNDED), Tolerance())
+    assert mismatch(packed(ROUNDED), packed(EXACT, EXACT), packed(ROUNDED, ROUNDED), Tolerance())
 
 
 def with_value(place, value, tensor=ROUNDED):
@@ -241,7 +237,7 @@ TREES = st.recursive(
 @given(TREES)
 @settings(max_examples=200, deadline=None)
 def test_whatever_a_child_sends_as_a_tree_is_judged_without_a_crash(tree):
-    want = output(A)
+    want = packed(A)
     is_sound(tree, 1)
     if tree != want.tree:
         assert mismatch(Values(tree, want.tensors), want, want, Tolerance())
@@ -308,16 +304,16 @@ ATTACKS = {
     "usual": under_a_peak,
     "slices": small_rows,
 }
-SHARED = output(ROW)._replace(tensors=(RawTensor.of(ROW)._replace(is_shared=True),))
+SHARED = packed(ROW)._replace(tensors=(RawTensor.of(ROW)._replace(is_shared=True),))
 
 
 def test_elements_that_share_a_place_are_refused_where_the_references_do_not():
-    exact = output(ROW.double())
-    assert "share one place" in mismatch(SHARED, exact, output(ROW), Tolerance()).reason
-    assert not is_right_anyhow(SHARED, output(ROW), Tolerance())
-    assert mismatch(SHARED, exact, output(ROW), Tolerance(), Checks(places=False)) is None
+    exact = packed(ROW.double())
+    assert "share one place" in mismatch(SHARED, exact, packed(ROW), Tolerance()).reason
+    assert not is_right_anyhow(SHARED, packed(ROW), Tolerance())
+    assert mismatch(SHARED, exact, packed(ROW), Tolerance(), Checks(places=False)) is None
     assert mismatch(SHARED, exact, SHARED, Tolerance()) is None
-    assert mismatch(output(ROW), exact, SHARED, Tolerance()) is None
+    assert mismatch(packed(ROW), exact, SHARED, Tolerance()) is None
 
 
 @pytest.mark.parametrize("check", ATTACKS)
@@ -325,14 +321,14 @@ def test_without_a_check_its_attack_passes(check):
     got, want = ATTACKS[check]()
     without = Checks(**{check: False})
     exact = want.double()
-    assert mismatch(output(got), output(exact), output(want), Tolerance())
-    assert mismatch(output(got), output(exact), output(want), Tolerance(), without) is None
+    assert mismatch(packed(got), packed(exact), packed(want), Tolerance())
+    assert mismatch(packed(got), packed(exact), packed(want), Tolerance(), without) is None
 
 
 def test_without_the_check_of_the_structure_nothing_passes_for_everything():
     nothing = Values({"l": []}, ())
-    assert mismatch(nothing, output(EXACT), output(ROUNDED), Tolerance())
-    assert mismatch(nothing, output(EXACT), output(ROUNDED), Tolerance(), Checks(structure=False)) is None
+    assert mismatch(nothing, packed(EXACT), packed(ROUNDED), Tolerance())
+    assert mismatch(nothing, packed(EXACT), packed(ROUNDED), Tolerance(), Checks(structure=False)) is None
 
 
 @pytest.mark.slow
@@ -351,8 +347,8 @@ def test_what_is_right_anyhow_is_right_whatever_the_exact_result_is(seed, far, o
     exact = torch.randn(shape, dtype=torch.float64) * scales * (torch.rand(shape) < 0.9)
     near = (exact + 10**far * torch.randn(shape) * exact.abs().max()).to(dtype)
     got = (near.double() * (1 + 10**off * torch.randn(shape))).to(dtype)
-    if is_right_anyhow(output(got), output(near), tolerance):
-        assert mismatch(output(got), output(exact), output(near), tolerance) is None
+    if is_right_anyhow(packed(got), packed(near), tolerance):
+        assert mismatch(packed(got), packed(exact), packed(near), tolerance) is None
 
 
 @pytest.mark.parametrize(
@@ -369,17 +365,17 @@ def test_what_is_right_anyhow_is_right_whatever_the_exact_result_is(seed, far, o
     ],
 )
 def test_what_differs_in_more_than_rounding_is_left_to_the_exact_result(got, near):
-    assert not is_right_anyhow(output(got), output(near), Tolerance())
+    assert not is_right_anyhow(packed(got), packed(near), Tolerance())
 
 
 def test_a_small_row_beside_large_ones_is_left_to_the_exact_result():
     near = torch.cat([torch.full((1, 64), 1e-6), torch.ones(3, 64)])
-    assert is_right_anyhow(output(near * (1 + 1e-6)), output(near), Tolerance())
-    assert not is_right_anyhow(output(near + 1e-8), output(near), Tolerance())
+    assert is_right_anyhow(packed(near * (1 + 1e-6)), packed(near), Tolerance())
+    assert not is_right_anyhow(packed(near + 1e-8), packed(near), Tolerance())
 
 
 def test_a_tolerance_that_asks_for_more_than_the_reference_gives_needs_the_exact_result():
-    assert not is_right_anyhow(output(ROUNDED), output(ROUNDED), Tolerance(factor=0.5, reason="strict"))
+    assert not is_right_anyhow(packed(ROUNDED), packed(ROUNDED), Tolerance(factor=0.5, reason="strict"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int64])
@@ -387,14 +383,14 @@ def test_what_is_compared_stays_as_it_is(dtype):
     got, near, exact = (torch.arange(6).reshape(2, 3).to(dtype) + k for k in (1, 2, 3))
     before = [tensor.clone() for tensor in (got, near, exact)]
     measure(got, near, exact)
-    mismatch(output(got), output(exact), output(near), Tolerance())
-    is_right_anyhow(output(got), output(near), Tolerance())
+    mismatch(packed(got), packed(exact), packed(near), Tolerance())
+    is_right_anyhow(packed(got), packed(near), Tolerance())
     assert all(torch.equal(tensor, earlier) for tensor, earlier in zip((got, near, exact), before, strict=True))
 
 
 def test_a_reference_that_gives_fewer_tensors_in_float64_is_no_problem_to_judge():
     with pytest.raises(BrokenProblem, match=r"2 tensors .* 1 in float64"):
-        mismatch(output(ROUNDED, ROUNDED), output(EXACT), output(ROUNDED, ROUNDED), Tolerance())
+        mismatch(packed(ROUNDED, ROUNDED), packed(EXACT), packed(ROUNDED, ROUNDED), Tolerance())
 
 
 def test_a_denormal_may_be_taken_for_zero_even_where_nothing_else_stands():
@@ -409,7 +405,7 @@ UNDEFINED[::2] = math.nan
 
 def judged_outside(got):
     near = UNDEFINED.float()
-    return mismatch(output(got), output(UNDEFINED), output(near), Tolerance(), Checks(undefined=False))
+    return mismatch(packed(got), packed(UNDEFINED), packed(near), Tolerance(), Checks(undefined=False))
 
 
 def test_where_a_problem_is_not_defined_anything_is_right():
@@ -446,5 +442,5 @@ def test_a_few_elements_that_are_off_hide_nothing_where_the_usual_one_is_near():
     few, all_of_them = near.clone(), near.clone()
     few[1] += 10 * UNIT
     all_of_them[1:] += 10 * UNIT
-    assert is_right_anyhow(output(few), output(near), Tolerance())
-    assert not is_right_anyhow(output(all_of_them), output(near), Tolerance())
+    assert is_right_anyhow(packed(few), packed(near), Tolerance())
+    assert not is_right_anyhow(packed(all_of_them), packed(near), Tolerance())

@@ -4,13 +4,9 @@ import torch
 from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness.compare import ExactCase, mismatch, mismatch_shaken, shake
 from kernelwright.sandbox.tensors import RawTensor, ShownBytes, Values
+from tests.support.tensors import packed
 
 ROWS, COLUMNS = 256, 1000
-
-
-def values(*tensors):
-    trees = [{"t": index} for index in range(len(tensors))]
-    return Values(trees[0] if len(trees) == 1 else {"p": trees}, tuple(RawTensor.of(tensor) for tensor in tensors))
 
 
 def alternating():
@@ -27,7 +23,7 @@ def scaled_and_summed(x, total):
 
 def exact(inputs):
     x = inputs.tensors[0].tensor().double()
-    return values(scaled_and_summed(x, x.sum(1, keepdim=True)))
+    return packed(scaled_and_summed(x, x.sum(1, keepdim=True)))
 
 
 def strided_sum(x):
@@ -50,13 +46,13 @@ def reference(x):
 
 
 def judged(x, output):
-    return mismatch_shaken(values(output), ExactCase(values(x), exact), values(reference(x)), Tolerance())
+    return mismatch_shaken(packed(output), ExactCase(packed(x), exact), packed(reference(x)), Tolerance())
 
 
 def test_a_sum_whose_large_terms_cancel_last_is_right():
     x = alternating()
     output = scaled_and_summed(x, strided_sum(x))
-    plain = mismatch(values(output), exact(values(x)), values(reference(x)), Tolerance())
+    plain = mismatch(packed(output), exact(packed(x)), packed(reference(x)), Tolerance())
     assert plain and "for their own magnitude" in plain.reason
     assert judged(x, output) is None
 
@@ -80,9 +76,9 @@ def test_what_has_the_wrong_form_is_not_asked_about_again():
     x = alternating()
     asked = []
     wrong = mismatch_shaken(
-        values(reference(x)[:, :-1]),
-        ExactCase(values(x), lambda inputs: asked.append(1) or exact(inputs)),
-        values(reference(x)),
+        packed(reference(x)[:, :-1]),
+        ExactCase(packed(x), lambda inputs: asked.append(1) or exact(inputs)),
+        packed(reference(x)),
         Tolerance(),
     )
     assert "has shape" in wrong.reason
@@ -91,7 +87,7 @@ def test_what_has_the_wrong_form_is_not_asked_about_again():
 
 def test_shaking_moves_elements_by_up_to_the_units_and_leaves_integers():
     x, index = torch.rand(1000) + 0.5, torch.arange(5)
-    moved = shake(values(x, index), 64)
+    moved = shake(packed(x, index), 64)
     relative = (moved.tensors[0].tensor() / x - 1).abs() / torch.finfo(torch.float32).eps
     assert 60 < relative.max() < 66 and 28 < relative.mean() < 36
     assert torch.equal(moved.tensors[1].tensor(), index)
@@ -105,16 +101,16 @@ def test_one_element_that_hardly_any_rounding_leaves_where_it_is_excuses_no_othe
 
     def slopes(inputs):
         a, b, c, d = (raw.tensor().double() for raw in inputs.tensors)
-        return values(a * b / (c - d))
+        return packed(a * b / (c - d))
 
-    inputs, near = values(a, b, c, d), a * b / (c - d)
+    inputs, near = packed(a, b, c, d), a * b / (c - d)
     rounded = (a.bfloat16() * b.bfloat16()).float() / (c - d)
     asked = ExactCase(inputs, slopes)
-    assert mismatch_shaken(values(rounded), asked, values(near), Tolerance())
+    assert mismatch_shaken(packed(rounded), asked, packed(near), Tolerance())
     off = near.clone()
     off[0, 7] *= 1 + 1e-3  # what a different rounding of c and d does there
-    assert mismatch(values(off), slopes(inputs), values(near), Tolerance(factor=1e-3, reason="to see the other check"))
-    assert not any(mismatch_shaken(values(off), asked, values(near), Tolerance()) for _ in range(50))
+    assert mismatch(packed(off), slopes(inputs), packed(near), Tolerance(factor=1e-3, reason="to see the other check"))
+    assert not any(mismatch_shaken(packed(off), asked, packed(near), Tolerance()) for _ in range(50))
 
 
 def showing():
@@ -132,8 +128,8 @@ def showing():
 def test_results_that_are_shown_in_one_place_lead_to_the_same_verdict():
     x = alternating()
     for output in (scaled_and_summed(x, strided_sum(x)), reference(x) * 1.01):
-        asked = ExactCase(values(x), showing())
-        found = mismatch_shaken(values(output), asked, values(reference(x)), Tolerance())
+        asked = ExactCase(packed(x), showing())
+        found = mismatch_shaken(packed(output), asked, packed(reference(x)), Tolerance())
         assert (found is None) == (judged(x, output) is None)
 
 
@@ -145,15 +141,15 @@ def test_what_was_shown_first_is_kept_before_another_is_asked_for():
         answers.append(shown(inputs))
         return answers[-1]
 
-    mismatch_shaken(values(reference(x) * 1.01), ExactCase(values(x), asked), values(reference(x)), Tolerance())
-    assert torch.equal(answers[0].tensors[0].tensor(), exact(values(x)).tensors[0].tensor())
+    mismatch_shaken(packed(reference(x) * 1.01), ExactCase(packed(x), asked), packed(reference(x)), Tolerance())
+    assert torch.equal(answers[0].tensors[0].tensor(), exact(packed(x)).tensors[0].tensor())
 
 
 @pytest.mark.parametrize(("off", "times"), [(1.5, 2), (1 + 2e-4, 7)])
 def test_of_what_is_wrong_beyond_doubt_it_is_asked_once_how_far_rounding_moves_it(off, times):
     x, asked = torch.rand(ROWS, COLUMNS) + 1, []
-    case = ExactCase(values(x), lambda inputs: asked.append(1) or exact(inputs))
-    assert mismatch_shaken(values(reference(x) * off), case, values(reference(x)), Tolerance())
+    case = ExactCase(packed(x), lambda inputs: asked.append(1) or exact(inputs))
+    assert mismatch_shaken(packed(reference(x) * off), case, packed(reference(x)), Tolerance())
     assert len(asked) == times
 
 

@@ -9,18 +9,14 @@ from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness import compare, distance
 from kernelwright.sandbox.correctness.compare import Checks, mismatch
 from kernelwright.sandbox.correctness.distance import MOVES, Moved, all_within, finite, measure, worst
-from kernelwright.sandbox.tensors import RawTensor, Values
+from tests.support.tensors import packed
 
 SHAPES = [(), (1,), (7,), (3, 50), (5, 4, 30), (2, 3, 4, 100)]
 
 
-def values(tensor):
-    return Values({"t": 0}, (RawTensor.of(tensor),))
-
-
 def judged(got, want, near=None, checks=None):
     near = want.float() if near is None else near
-    return mismatch(values(got), values(want), values(near), Tolerance(), checks or Checks())
+    return mismatch(packed(got), packed(want), packed(near), Tolerance(), checks or Checks())
 
 
 @pytest.fixture(params=[1, 7, 64, 2**15])

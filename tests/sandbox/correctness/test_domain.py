@@ -8,26 +8,22 @@ import torch
 from kernelwright.problems import ExcludedValues
 from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, Domain, has_nan, is_nan_only, vary
 from kernelwright.sandbox.judge.judging import judge
-from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.timing.paired import PAIRS_A_WORKER
 from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
 from tests.support.problems import tiny_problem
+from tests.support.tensors import listed
 
 SETTINGS = JudgeSettings(warm_up=1, worker_pairs=2, min_pairs=8, max_pairs=8)
 NEGATIVE = {"all negative", "shifted below zero"}
-
-
-def values(*tensors):
-    return Values({"l": []}, tuple(RawTensor.of(tensor) for tensor in tensors))
 
 
 def domain_of(function, draw, without=()):
     """What is left once every family has been met."""
     domain = Domain(without)
     for family in (DRAWN, *domain.families):
-        x = vary(values(draw()), family).tensors[0].tensor()
-        domain.excludes(family, values(function(x)), lambda x=x: values(function(x.double())))
+        x = vary(listed(draw()), family).tensors[0].tensor()
+        domain.excludes(family, listed(function(x)), lambda x=x: listed(function(x.double())))
     return domain
 
 
@@ -53,16 +49,16 @@ def test_a_problem_that_gives_nan_by_itself_means_it():
 
 def test_a_nan_of_the_narrow_dtype_alone_excludes_nothing():
     domain = Domain()
-    domain.excludes(DRAWN, values(torch.ones(4)), list)
-    assert not domain.excludes("all negative", values(torch.full((4,), math.nan)), lambda: values(torch.ones(4)))
+    domain.excludes(DRAWN, listed(torch.ones(4)), list)
+    assert not domain.excludes("all negative", listed(torch.full((4,), math.nan)), lambda: listed(torch.ones(4)))
 
 
 def test_whole_numbers_are_never_undefined():
-    assert not is_nan_only(values(torch.arange(4)))
-    assert not is_nan_only(values(torch.full((4,), math.nan), torch.arange(4)))
-    assert not is_nan_only(values())
-    assert is_nan_only(values(torch.full((4,), complex(math.nan, math.nan))))
-    assert has_nan(values(torch.arange(4), torch.tensor([1.0, math.nan])))
+    assert not is_nan_only(listed(torch.arange(4)))
+    assert not is_nan_only(listed(torch.full((4,), math.nan), torch.arange(4)))
+    assert not is_nan_only(listed())
+    assert is_nan_only(listed(torch.full((4,), complex(math.nan, math.nan))))
+    assert has_nan(listed(torch.arange(4), torch.tensor([1.0, math.nan])))
 
 
 def problem(forward, **more):

@@ -7,17 +7,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, most, schedule, vary
-from kernelwright.sandbox.tensors import RawTensor, Values
-
-
-def values(*tensors):
-    return Values({"l": []}, tuple(RawTensor.of(tensor) for tensor in tensors))
+from tests.support.tensors import listed
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_changes_values_and_keeps_shape_and_dtype(family):
     before = torch.randn(6, 5)
-    after = vary(values(before), family).tensors[0].tensor()
+    after = vary(listed(before), family).tensors[0].tensor()
     assert (after.shape, after.dtype) == (before.shape, before.dtype)
     assert not torch.equal(after, before)
 
@@ -25,7 +21,7 @@ def test_a_family_changes_values_and_keeps_shape_and_dtype(family):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("drawn", [torch.arange(7), torch.ones(64, 64).to(torch.float8_e4m3fn)])
 def test_integers_and_floats_of_8_bits_stay_as_they_were_drawn(family, drawn):
-    assert vary(values(drawn), family) == values(drawn)
+    assert vary(listed(drawn), family) == listed(drawn)
 
 
 def test_every_family_comes_up_in_turn_with_the_problems_own_draw():
@@ -35,7 +31,7 @@ def test_every_family_comes_up_in_turn_with_the_problems_own_draw():
 
 
 def test_positive_inputs_become_negative_somewhere():
-    after = vary(values(torch.rand(6, 5) + 1), "with every other sign changed").tensors[0].tensor()
+    after = vary(listed(torch.rand(6, 5) + 1), "with every other sign changed").tensors[0].tensor()
     assert (after < 0).sum() == 15
 
 
@@ -44,26 +40,26 @@ def test_positive_inputs_become_negative_somewhere():
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 60.0, 20000.0])
 def test_every_family_stays_finite_in_every_dtype(family, dtype, scale):
     drawn = (torch.rand(64, 64, dtype=torch.float64) * 2 - 1).mul(scale).to(dtype)
-    after = vary(values(drawn), family).tensors[0].tensor()
+    after = vary(listed(drawn), family).tensors[0].tensor()
     assert after.isfinite().all()
     assert after.double().abs().max() <= max(most(dtype), float(drawn.double().abs().max()))
 
 
 def test_half_precision_is_mixed_over_four_decades():
-    after = vary(values(torch.ones(5, 64).half()), "of mixed magnitude").tensors[0].tensor()
+    after = vary(listed(torch.ones(5, 64).half()), "of mixed magnitude").tensors[0].tensor()
     assert torch.allclose(after[:, 0].float(), torch.tensor([0.01, 0.1, 1.0, 10.0, 100.0]), rtol=1e-3)
 
 
 def test_infinities_that_a_problem_draws_stay():
     drawn = torch.randn(8, 64)
     drawn[:, ::2] = -torch.inf
-    after = vary(values(drawn), "scaled up by 8").tensors[0].tensor()
+    after = vary(listed(drawn), "scaled up by 8").tensors[0].tensor()
     assert torch.equal(after.isinf(), drawn.isinf())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_values_that_nobody_else_has_are_changed_where_they_are(family):
-    drawn = values(torch.randn(64, 64))
+    drawn = listed(torch.randn(64, 64))
     before, place = bytes(drawn.tensors[0].data), drawn.tensors[0].data
     after = vary(drawn, family)
     assert after.tensors[0].data is place
@@ -72,7 +68,7 @@ def test_values_that_nobody_else_has_are_changed_where_they_are(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_holds_no_tensor_beside_its_input(family):
-    drawn = values(torch.rand(2048, 1024))
+    drawn = listed(torch.rand(2048, 1024))
     size = drawn.size
     with LargestTensor() as largest:
         vary(drawn, family)
@@ -100,7 +96,7 @@ class LargestTensor(TorchDispatchMode):
 
 def test_outliers_stand_first_in_rows_of_the_second_half_and_nowhere_else():
     drawn = torch.randn(60, 128)
-    after = vary(values(drawn), "with outliers").tensors[0].tensor()
+    after = vary(listed(drawn), "with outliers").tensors[0].tensor()
     outliers = after.abs() > 10 * drawn.abs().max()
     assert outliers.any(0).nonzero().flatten().tolist() == [0]
     assert not outliers[:30].any()
@@ -110,14 +106,14 @@ def test_outliers_stand_first_in_rows_of_the_second_half_and_nowhere_else():
 
 def test_outliers_begin_rows_of_several_axes_too():
     drawn = torch.randn(6, 3, 9, 11)
-    after = vary(values(drawn), "with outliers").tensors[0].tensor()
+    after = vary(listed(drawn), "with outliers").tensors[0].tensor()
     assert (after[3:, 0, 0, 0].abs() > 10 * drawn.abs().max()).all()
     assert (after.abs() > 10 * drawn.abs().max()).double().mean() < 0.02
 
 
 def test_rows_of_the_second_half_end_above_and_below_all_others_in_turn():
     drawn = torch.randn(60, 128)
-    after = vary(values(drawn), "with heavy ends").tensors[0].tensor()
+    after = vary(listed(drawn), "with heavy ends").tensors[0].tensor()
     ends = after.abs() > 10 * drawn.abs().max()
     assert ends[30:, -1].all()
     assert int(ends.sum()) == 31
@@ -129,7 +125,7 @@ def test_rows_of_the_second_half_end_above_and_below_all_others_in_turn():
 @pytest.mark.parametrize("shape", [(64, 1024), (8, 16, 32, 32), (70000,)])
 def test_few_large_values_hold_the_mass_at_places_that_differ_from_draw_to_draw(shape):
     drawn = [torch.rand(shape) for _ in range(2)]
-    after = [vary(values(one), "with few large values").tensors[0].tensor().flatten() for one in drawn]
+    after = [vary(listed(one), "with few large values").tensors[0].tensor().flatten() for one in drawn]
     found = [(one > 10).nonzero().flatten() for one in after]
     for one, places in zip(after, found, strict=True):
         assert len(places) == -(-(one.numel() // 256) // 2) and places[0] >= one.numel() // 2 - 256
@@ -140,7 +136,7 @@ def test_few_large_values_hold_the_mass_at_places_that_differ_from_draw_to_draw(
 @pytest.mark.parametrize("sign", [1, -1])
 def test_ends_have_no_sign_that_was_not_drawn(sign):
     drawn = sign * (torch.rand(60, 128) + 0.1)
-    after = vary(values(drawn), "with heavy ends").tensors[0].tensor()
+    after = vary(listed(drawn), "with heavy ends").tensors[0].tensor()
     assert torch.equal(after.sign(), drawn.sign())
     assert after.abs().argmax() == drawn.numel() - 1
     assert after.abs().argmin() == drawn.numel() - 2
@@ -155,4 +151,4 @@ def test_what_a_problem_leaves_out_never_comes_up():
 def test_a_number_without_axes_and_an_empty_tensor_can_be_varied():
     for family in FAMILIES:
         for before in (torch.tensor(2.0), torch.empty(0, 3)):
-            assert vary(values(before), family).tensors[0].shape == before.shape
+            assert vary(listed(before), family).tensors[0].shape == before.shape

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from kernelwright.problems import Tolerance, input_distributions
 from kernelwright.sandbox.correctness.compare import ExactCase, mismatch_shaken
 from kernelwright.sandbox.correctness.families import DRAWN, FAMILIES, vary
-from kernelwright.sandbox.tensors import RawTensor, Values
+from tests.support.tensors import packed
 
 pytestmark = pytest.mark.slow
 
@@ -111,10 +111,6 @@ LAZY = {
     ),
     "with few large values": Lazy(sampled_sum, lambda x: x.sum(-1), lambda: 1 + 1e-6 * torch.rand(64, 4096)),
 }
-
-
-def packed(tensor: torch.Tensor) -> Values:
-    return Values({"t": 0}, (RawTensor.of(tensor),))
 
 
 def is_caught(lazy: Lazy, family: str) -> bool:

@@ -8,6 +8,7 @@ import torch
 from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness.lint import examine, quick_status, status_of
 from kernelwright.sandbox.tensors import RawTensor, Values, with_changed
+from tests.support.tensors import listed
 
 
 def status(function, shape=(64, 64)):
@@ -64,10 +65,10 @@ class Here:
 
     def __init__(self, function, draw, milliseconds=10.0, weights=()):
         self.function, self.drawn, self.milliseconds = function, draw, milliseconds
-        self.weights = packed(*weights)
+        self.weights = listed(*weights)
 
     def draw(self):
-        return packed(*self.drawn())
+        return listed(*self.drawn())
 
     def call(self, values):
         return Answered(self.run(values, lambda tensor: tensor), self.milliseconds)
@@ -87,10 +88,6 @@ class Here:
     def run(self, values, widen):
         out = self.function(*[widen(raw.tensor()) for raw in values.tensors])
         return Values({"t": 0}, (RawTensor.of(out),))
-
-
-def packed(*tensors):
-    return Values({"l": [{"t": index} for index in range(len(tensors))]}, tuple(map(RawTensor.of, tensors)))
 
 
 def found(function, draw=lambda: [torch.randn(24, 64)], other=None, **more):

@@ -12,11 +12,7 @@ from kernelwright.sandbox.correctness.compare import is_right_anyhow, mismatch
 from kernelwright.sandbox.correctness.families import BLOCK, changed
 from kernelwright.sandbox.correctness.lint import draws
 from kernelwright.sandbox.tensors import RawTensor, Values, flatten
-
-
-def packed(tensor):
-    return Values({"t": 0}, (RawTensor.of(tensor),))
-
+from tests.support.tensors import packed
 
 SPARSE = torch.zeros(16, 128)
 SPARSE[:, 5] = torch.linspace(-1e-3, -1, 16)

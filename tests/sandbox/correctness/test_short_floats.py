@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from kernelwright.problems import Tolerance
 from kernelwright.sandbox.correctness.compare import MANY, is_right_anyhow, mismatch
-from kernelwright.sandbox.tensors import RawTensor, Values
+from tests.support.tensors import packed
 
 pytestmark = pytest.mark.slow
 
@@ -16,12 +16,8 @@ LOWER = {torch.bfloat16: torch.float8_e4m3fn, torch.float16: torch.bfloat16}
 EACH_TERM, EACH_EIGHTH = 1, 8
 
 
-def values(tensor):
-    return Values({"t": 0}, (RawTensor.of(tensor),))
-
-
 def refused(got, near, want):
-    return mismatch(values(got), values(want), values(near), Tolerance())
+    return mismatch(packed(got), packed(want), packed(near), Tolerance())
 
 
 def in_steps(count, step, dtype, partial):
@@ -110,7 +106,7 @@ def test_sums_that_are_rounded_after_every_term_are_wrong(name, dtype, seed):
     inputs, near, want, kernel = posed(name, dtype, seed)
     got = kernel(EACH_TERM)(*inputs)
     assert refused(got, near, want)
-    assert not is_right_anyhow(values(got), values(near), Tolerance())
+    assert not is_right_anyhow(packed(got), packed(near), Tolerance())
 
 
 @pytest.mark.parametrize("name", ["product", "softmax", "mean", "convolution"])
@@ -128,7 +124,7 @@ def test_a_result_that_was_rounded_to_the_next_lower_precision_is_wrong(name, dt
     _, near, want, _ = posed(name, dtype, seed)
     got = near.to(LOWER[dtype]).to(dtype)
     assert refused(got, near, want)
-    assert not is_right_anyhow(values(got), values(near), Tolerance())
+    assert not is_right_anyhow(packed(got), packed(near), Tolerance())
 
 
 @DTYPES
@@ -156,7 +152,7 @@ def test_a_wider_tolerance_of_a_problem_counts_at_16_bits_too(dtype):
     near, wide = want.to(dtype), Tolerance(factor=80, reason="to try it")
     off = near + 8 * torch.finfo(dtype).eps
     assert refused(off, near, want)
-    assert mismatch(values(off), values(want), values(near), wide) is None
+    assert mismatch(packed(off), packed(want), packed(near), wide) is None
 
 
 @EVERY
@@ -168,5 +164,5 @@ def test_what_is_right_whatever_float64_says_is_right(name, dtype, seed):
     for share in (0.05, 0.2, 0.5, 1, 2):
         noise = share * torch.finfo(dtype).eps * near.float() * torch.randn(near.shape)
         got = (near.float() + noise).to(dtype)
-        if is_right_anyhow(values(got), values(near), Tolerance()):
+        if is_right_anyhow(packed(got), packed(near), Tolerance()):
             assert not refused(got, near, want)

@@ -3,7 +3,7 @@ import torch
 
 from kernelwright.sandbox import gpu_timing
 from kernelwright.sandbox.gpu_timing import is_among, moves_data
-from kernelwright.sandbox.tensors import RawTensor, Values
+from tests.support.tensors import listed
 
 PROGRAMS = {
     "rolled": (lambda x: [x.roll(3, 0)], True),
@@ -24,10 +24,7 @@ def test_moved_data_is_told_from_computed(name, dtype):
     program, moved = PROGRAMS[name]
     inputs = [torch.randn(64, 64, dtype=dtype) for _ in range(4)]
 
-    def values(tensors):
-        return Values({"l": []}, tuple(RawTensor.of(tensor) for tensor in tensors))
-
-    assert moves_data([values([x]) for x in inputs], [values(program(x)) for x in inputs]) is moved
+    assert moves_data([listed(x) for x in inputs], [listed(*program(x)) for x in inputs]) is moved
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
