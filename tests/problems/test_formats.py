@@ -1,13 +1,21 @@
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pyarrow.parquet
 import pytest
 
+from kernelwright.evals.checking import check_entry, examine_problem
+from kernelwright.evals.runs import suite
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.problems import problem as libraries
-from kernelwright.problems.formats import format_of, read_collection
+from kernelwright.problems.arithmetic import NotArithmetic, evaluate
+from kernelwright.problems.formats import format_of, read_collection, select
 from kernelwright.problems.formats.flashinfer import changed_parameters
 from kernelwright.problems.source import parse
+from kernelwright.sandbox.backends import backend_of
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from tests.support.foreign import (
     CONFIGURATIONS,
     DEFINITION,
@@ -23,6 +31,7 @@ from tests.support.foreign import (
     write_trace_set,
     write_tree,
 )
+from tests.support.synthetic import COUNT, KINDS, SPECIAL, write_synthetic
 
 COLLECTIONS = {
     "kernelbench": (write_tree, ["level1/1", "level1/2", "level1/10", "level2/3"]),
@@ -250,3 +259,149 @@ def test_one_of_several_problems_is_asked_for_by_its_address_and_a_refused_one_s
         load_problem(str(write_robust(tmp_path)))
     with pytest.raises(ProblemError, match=r"level1/2 of .* get_inputs"):
         load_problem(f"{write_tree(tmp_path)}::level1/2")
+
+
+CHOICES = {
+    "": ["level1/1", "level1/2", "level1/10", "level2/3"],
+    "level1": ["level1/1", "level1/2", "level1/10"],
+    "level1[10,1]": ["level1/10", "level1/1"],
+    "level1[2-10]": ["level1/2", "level1/10"],
+    "level2,level1[1]": ["level2/3", "level1/1"],
+    "level1,level1[1]": ["level1/1", "level1/2", "level1/10"],
+    "level2/3": ["level2/3"],
+    "*Triple": ["level2/3"],
+    "level1_10_Ten": ["level1/10"],
+}
+REFUSED = {
+    "level3": "'level3'",
+    "level1[4]": "numbers 1 to 10",
+    "level1[x]": "'x' in level1[x]",
+    "level1[9-3]": "'9-3' in level1[9-3]",
+    "level1[": "cannot be read",
+    "level1,,level2": "cannot be read",
+    "level1[1],": "cannot be read",
+}
+
+
+@pytest.fixture
+def entries(tmp_path):
+    return read_collection(write_tree(tmp_path)).entries
+
+
+@pytest.mark.parametrize("selection", CHOICES)
+def test_a_selection_names_its_problems_in_its_order(entries, selection):
+    assert [entry.id for entry in select(entries, selection)] == CHOICES[selection]
+
+
+@pytest.mark.parametrize("selection", REFUSED)
+def test_what_is_not_there_is_one_sentence(entries, selection):
+    with pytest.raises(ProblemError) as caught:
+        select(entries, selection)
+    assert REFUSED[selection] in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_suite_is_a_selection_of_a_collection_that_the_environment_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNELWRIGHT_KERNELBENCH", str(write_tree(tmp_path)))
+    names = [load_problem(address).name for address in suite("kernelbench:level1[10],level2", "cpp")]
+    assert names == ["level1_10_Ten", "level2_3_Triple"]
+
+
+def test_a_suite_is_found_in_the_folder_of_its_name(tmp_path, monkeypatch):
+    write_tree(tmp_path / "KernelBench/KernelBench")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KERNELWRIGHT_KERNELBENCH", raising=False)
+    assert suite("kernelbench:level2", "cpp") == ("KernelBench::level2/3",)
+
+
+def test_a_suite_may_name_a_path(tmp_path):
+    assert suite(f"{write_tree(tmp_path)}:level2", "cpp") == (f"{tmp_path}::level2/3",)
+
+
+def test_a_suite_leaves_out_what_can_not_be_judged(tmp_path):
+    write_synthetic(tmp_path, 40)
+    chosen = suite(f"{tmp_path}:level1[1-40]", "cpp")
+    assert 0 < len(chosen) < 40 and not any(address.endswith("level1/6") for address in chosen)
+
+
+def test_a_collection_that_is_nowhere_is_told_with_its_remedy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KERNELWRIGHT_KERNELBENCH", raising=False)
+    with pytest.raises(ProblemError, match="KERNELWRIGHT_KERNELBENCH"):
+        suite("kernelbench:level1", "cpp")
+
+
+VALUES = {"2 * (a + 1)": 8, "a // 2 ** 1": 1, "-a": -3, "a == 3 and 1 < 2": True, "(a, 2)": (3, 2), "a % 2": 1}
+REFUSED_TEXTS = ["9 ** 9 ** 9", "a.item()", "__import__('os')", "b", "1 / 0", "a if a else 1", "[0] * 10 ** 9", "("]
+
+
+@pytest.mark.parametrize("text", VALUES)
+def test_arithmetic_is_evaluated(text):
+    assert evaluate(text, {"a": 3}) == VALUES[text]
+
+
+@pytest.mark.parametrize("text", REFUSED_TEXTS)
+def test_more_than_arithmetic_is_refused(text):
+    with pytest.raises(NotArithmetic):
+        evaluate(text, {"a": 3})
+
+
+CHILD_OF_8_GIB = JudgeSettings(memory_bytes=8 * 2**30)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tree")
+    return root, write_synthetic(root)
+
+
+@pytest.fixture(scope="module")
+def by_id(tree):
+    return {entry.id: entry for entry in read_collection(tree[0]).entries}
+
+
+def test_every_problem_has_its_entry(tree, by_id):
+    assert list(by_id) == list(tree[1]) and len(by_id) == COUNT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_read_or_refused_as_it_should(tree, by_id, kind):
+    found = {by_id[id].status for id, name in tree[1].items() if name == kind}
+    assert found == {KINDS[kind].read}
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_what_is_no_python_is_broken(tree, by_id, kind):
+    assert {by_id[id].status for id, name in tree[1].items() if name == kind} == {"broken"}
+
+
+def test_every_refusal_is_one_line_that_says_why(by_id):
+    refused = [entry for entry in by_id.values() if entry.problem is None]
+    assert refused and all(entry.why and "\n" not in entry.why for entry in refused)
+
+
+def test_reading_runs_nothing(tree):
+    before = set(sys.modules)
+    read_collection(tree[0])
+    assert not {name for name in set(sys.modules) - before if name.startswith("not_there")}
+
+
+def test_needed_memory_is_told_before_anything_runs(tree, by_id):
+    large = [by_id[id].problem for id, name in tree[1].items() if name == "much_memory"]
+    sentences = {backend_of(CHILD_OF_8_GIB).refusal_by_text(problem) for problem in large}
+    assert None not in sentences and all("GiB" in sentence for sentence in sentences)
+
+
+def test_small_inputs_are_not_refused_for_memory(tree, by_id):
+    plain = [by_id[id].problem for id, name in tree[1].items() if name == "plain"]
+    assert {backend_of(CHILD_OF_8_GIB).refusal_by_text(problem) for problem in plain} == {None}
+
+
+@pytest.mark.slow
+def test_each_kind_ends_in_its_status_when_it_is_run_in_the_jail(tree, by_id):
+    first = {name: id for id, name in reversed(tree[1].items())}
+    chosen = [by_id[first[name]] for name in (*KINDS, *SPECIAL)]
+    with ThreadPoolExecutor(2) as pool:
+        lines = pool.map(partial(check_entry, examine_problem, JudgeSettings(threads=1)), chosen)
+    found = {line.problem: line for line in lines}
+    wrong = {name: found[first[name]] for name, kind in KINDS.items() if found[first[name]].status not in kind.judged}
+    assert not wrong
