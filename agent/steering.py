@@ -134,24 +134,24 @@ def times_the_roofline(view: View, share: float) -> float | None:
     counts the work of the reference's operators. A best time below `share` of it leaves out some of that work, such as
     the other half of a triangle; then neither bounds further gains.
     """
-    best, least = view.best, _least(view)
+    best, least = view.best, _least(view, share)
     return best.candidate_ms / least[0] if best and best.candidate_ms and least and least[2] >= share else None
 
 
-def _least(view: View) -> tuple[float, str, float] | None:
+def _least(view: View, share: float) -> tuple[float, str, float] | None:
     """Return the least time in ms, what it is in words, and the best time over the roofline's."""
     found = view.best.measurement if view.best else None
     if found is None or found.floor is None:
         return None
     floor_ms, copy_ms, best_ms = found.floor.floor_ms, found.floor.copy_ms or 0.0, found.candidate_ms
-    is_copy = found.timing_clock == "gpu_time" and floor_ms < copy_ms <= best_ms
+    is_copy = found.timing_clock == "gpu_time" and max(floor_ms, share * copy_ms) <= best_ms and copy_ms > floor_ms
     words = "a copy of the bytes that have to move takes" if is_copy else "the roofline is"
     return (copy_ms if is_copy else floor_ms), words, best_ms / floor_ms
 
 
 def near_floor(view: View, share: float) -> str | None:
     """Say why no gain is left: the least time that is possible is `share` of the best, or more; None otherwise."""
-    times, best, least = times_the_roofline(view, share), view.best, _least(view)
+    times, best, least = times_the_roofline(view, share), view.best, _least(view, share)
     if times is None or best is None or best.candidate_ms is None or least is None or share * times > 1:
         return None
     return f"the best takes {best.candidate_ms:.3g} ms, and {least[1]} {least[0]:.3g} ms"

@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import json
 import os
+import re
 import statistics
 import subprocess
 import tempfile
@@ -23,6 +24,7 @@ from kernelwright.problems.formats.reading import json_lines
 from kernelwright.prompts import Target
 from kernelwright.sandbox.storage import VARIABLE
 from kernelwright.sandbox.toolchain import toolchain
+from kernelwright.sandbox.verdict.errors import SandboxError
 
 STARTED = time.monotonic()
 Item = TypeVar("Item")
@@ -49,8 +51,11 @@ def chosen(everything: Iterable[str]) -> list[str]:
 
 def of_this_part(items: Iterable[Item]) -> list[Item]:
     """Return the items that this process takes among several."""
-    first, _, count = os.environ.get("KERNELWRIGHT_PART", "0/1").partition("/")
-    return list(items)[int(first) :: int(count)]
+    part = os.environ.get("KERNELWRIGHT_PART", "0/1")
+    found = re.fullmatch(r"(\d+)/(\d+)", part)
+    if found is None or int(found[1]) >= int(found[2]):
+        raise SandboxError(f"KERNELWRIGHT_PART is {part!r}; give K/N with K from 0 to N - 1, such as 0/4")
+    return list(items)[int(found[1]) :: int(found[2])]
 
 
 def is_in_time() -> bool:

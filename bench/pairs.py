@@ -30,7 +30,7 @@ from kernelwright.problems.formats.reading import safe_name
 from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.storage import write_atomically
-from kernelwright.sandbox.verdict.diagnoses import WHAT_LIMITS
+from kernelwright.sandbox.verdict.diagnoses import MOST_ROWS, WHAT_LIMITS
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.report import timing_lines
 from kernelwright.sandbox.verdict.settings import JudgeSettings
@@ -156,15 +156,15 @@ def _with_evidence(prompt: prompts.Prompt, other: prompts.Prompt) -> str:
     return prompt.model_copy(update={"sections": sections}).text
 
 
-def raw_lines(look: Look) -> Iterator[str]:
-    """Write torch's list of kernels and every counter of ncu, as they are."""
+def raw_lines(look: Look, most: int = 4) -> Iterator[str]:
+    """Write torch's list of kernels, and ncu's counters of the first launches, as they are; so many fit a prompt."""
     yield "kernels of a call, by torch's profiler:"
-    for one in look.kernels:
+    for one in look.kernels[:MOST_ROWS]:
         yield f"  {one.name[:100]}: {one.launches} x, {one.ms:.4f} ms in all"
     yield "hardware counters of its launches, by ncu:"
-    for launch in look.counters:
+    for launch in look.counters[:most]:
         yield launch.kernel
-        yield from (f"  {name}: {value:.6g}" for name, value in sorted(launch.values.items()))
+        yield from (f"  {name}: {value}" for name, value in launch.metrics.items())
 
 
 def judge(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
@@ -200,6 +200,8 @@ def _speedup(verdict: object) -> float:
 
 def tell(path: Path) -> Report:
     """Draw the table: by kind, answers, correct ones, and the mean of the children's speed over their parents'."""
+    if not path.exists():
+        return Report(f"  {path} holds nothing yet: no answer was judged")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     logs = {kind: {row["pair"]: gain(row["ratio"]) for row in rows if row["kind"] == kind} for kind in KINDS}
     problem = {row["pair"]: row["problem"] for row in rows}

@@ -73,7 +73,8 @@ class Tools:
     def machine_code(self, message: Message, fds: list[int]) -> Message:
         """Return, by kernel, the number of each opcode in the SASS of all built libraries; `command` prints it."""
         found: dict[str, Counter[str]] = {}
-        for library in sorted(Path(os.environ["TORCH_EXTENSIONS_DIR"]).rglob("*.so"))[:MOST_LIBRARIES]:
+        libraries = [path for path in Path(os.environ["TORCH_EXTENSIONS_DIR"]).rglob("*.so") if path.is_file()]
+        for library in sorted(libraries)[:MOST_LIBRARIES]:
             with subprocess.Popen(
                 [*message["command"], str(library)],
                 stdout=subprocess.PIPE,

@@ -89,6 +89,7 @@ CHAIN = 8
 """Operators from which on a call is a long chain; those in a loop count as that many."""
 RECURRENT = frozenset({"RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"})
 NAMESPACES = frozenset({"nn", "F", "torch"})
+NO_OPERATORS = frozenset({"Parameter", "ones", "zeros", "empty", "randn", "rand", "tensor", "Sequential", "ModuleList"})
 
 
 def _is_chain(source: str) -> bool:
@@ -108,7 +109,7 @@ def _operators(part: ast.AST) -> int:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             where = node.func.value
             name = where.id if isinstance(where, ast.Name) else getattr(where, "attr", "")
-            if name in NAMESPACES:
+            if name in NAMESPACES and node.func.attr not in NO_OPERATORS:
                 within += CHAIN if node.func.attr in RECURRENT else 1
         found += within
     return found

@@ -7,7 +7,9 @@ another. The record and the list of failed extensions are claims of the child.
 
 import json
 import logging
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -181,10 +183,10 @@ def read_failures(build: Path, printed: str = "") -> tuple[FailedBuild, ...]:
     )
 
 
-MAX_PTXAS_FILES = 16
-_ENTRY = re.compile(r"ptxas info\s*: Compiling entry function '(\w+)'")
-_SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
-_USED = re.compile(r"ptxas info\s*: Used (\d+) registers")
+MAX_PTXAS_FILES, MAX_PTXAS_LINE = 16, 500
+_ENTRY = re.compile(r"ptxas info\s*: Compiling entry function '(\w*)")
+_SPILLED = re.compile(r"\b(\d{1,6}) bytes spill stores, (\d{1,6}) bytes spill loads")
+_USED = re.compile(r"ptxas info\s*: Used (\d{1,4}) registers")
 _LOSS = re.compile(r"ptxas info\s*: \(\w+\) (Potential Performance Loss.*)")
 
 
@@ -195,24 +197,33 @@ def read_ptxas(build: Path) -> tuple[tuple[Compiled, ...], tuple[str, ...]]:
     """
     kernels: dict[str, Compiled] = {}
     warnings: dict[str, None] = {}
-    for path in sorted(build.glob(f"*/{PTXAS}"))[:MAX_PTXAS_FILES]:
+    name, spilled = "", 0
+    for line in _ptxas_lines(build):
+        if entry := _ENTRY.search(line):
+            name, spilled = base_name(entry[1])[:LONGEST_NAME], 0
+        elif found := _SPILLED.search(line):
+            spilled = int(found[1]) + int(found[2])
+        elif (used := _USED.search(line)) and name:
+            one = Compiled(kernel=name, registers=int(used[1]), spilled_bytes=spilled)
+            before = kernels.get(name, one)
+            kernels[name] = max(before, one, key=lambda each: (each.spilled_bytes, each.registers))
+        elif loss := _LOSS.search(line):
+            warnings[one_line(loss[1], LONGEST_WAY)] = None
+    return tuple(kernels.values())[:MOST_KERNELS], tuple(warnings)[:MOST_FAULTS]
+
+
+def _ptxas_lines(build: Path) -> Iterator[str]:
+    try:
+        folders = [entry.path for entry in os.scandir(build) if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return
+    for folder in sorted(folders)[:MAX_PTXAS_FILES]:
         try:
-            with open_read(path) as file:
-                lines = file.read(MAX_BYTES).decode(errors="replace").splitlines()
+            with open_read(f"{folder}/{PTXAS}") as file:
+                text = file.read(MAX_BYTES).decode(errors="replace")
         except OSError:
             continue
-        name, spilled = "", 0
-        for line in lines:
-            if entry := _ENTRY.search(line):
-                name, spilled = base_name(entry[1]), 0
-            elif found := _SPILLED.search(line):
-                spilled = int(found[1]) + int(found[2])
-            elif (used := _USED.search(line)) and name:
-                found_here = Compiled(kernel=name, registers=int(used[1]), spilled_bytes=spilled)
-                kernels[name] = max(kernels.get(name, found_here), found_here, key=lambda one: one.spilled_bytes)
-            elif loss := _LOSS.search(line):
-                warnings[one_line(loss[1], LONGEST_WAY)] = None
-    return tuple(kernels.values())[:MOST_KERNELS], tuple(warnings)[:MOST_FAULTS]
+        yield from (line[:MAX_PTXAS_LINE] for line in text.splitlines())
 
 
 def shortcuts_found() -> str | None:

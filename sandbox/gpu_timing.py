@@ -463,6 +463,7 @@ class DeviceTiming(Timing):
         with self.baseline.on_device() as session:
             if samples.issues_ahead and not any(self._has_timed_nothing(session, each) for each in (calls, 1)):
                 samples.begin_again()
+                self._own_s = 0.0  # its times so far count for nothing
             if not samples.issues_ahead:
                 self._device.wakes = True
                 try:

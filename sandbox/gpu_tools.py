@@ -5,6 +5,7 @@ Each runs in a jailed child that is not timed. Its report never decides how fast
 
 import csv
 import io
+import math
 import os
 import re
 import subprocess
@@ -186,6 +187,8 @@ NCU_ENVIRONMENT = {
     "NV_COMPUTE_PROFILER_LOCAL_CONNECTION_OVERRIDE": "uds",
     "NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1",
 }
+MOST_LACKING = 6
+"""Runs until only counters are asked for that the device has; ncu names one or more at a time."""
 PERMISSION = "ERR_NVGPUCTRPERM"
 """The code of ncu where the driver reserves the counters for administrators."""
 COUNTER_REMEDY = (
@@ -225,7 +228,9 @@ def read_counters(text: str) -> list[KernelFacts]:
         if name in WORDS:
             facts.metrics[WORDS[name]] = f"{value} {row.get('Metric Unit') or ''}".strip()[:WIDEST]
         with suppress(ValueError):
-            facts.values[name] = float(value.replace(",", ""))
+            number = float(value.replace(",", ""))
+            if math.isfinite(number):
+                facts.values[name] = number
     return list(by_launch.values())
 
 
@@ -334,13 +339,13 @@ def _sanitized(subject: Subject) -> Memcheck:
 
 def _profiled(subject: Subject) -> None:
     path, metrics = cuda_tool(PROFILE), METRICS
-    for _ in range(2):  # a device lacks some counters, and ncu then reads none
+    for _ in range(MOST_LACKING):  # a device lacks some counters, and ncu then reads none
         ran = run_call(subject, Tool(path, tuple(ncu_command(path, "{report}", metrics)), NCU_ENVIRONMENT))
         counters, said = tuple(read_counters(ran.report)), f"{ran.report}\n{ran.printed}"
         lacking = set(_UNKNOWN.findall(said)) & set(metrics)
         if counters or not lacking:
             break
-        metrics = tuple(WORDS)
+        metrics = tuple(metric for metric in metrics if metric not in lacking)
     _note(
         subject.built, counters=counters, obstacle="" if counters else ncu_obstacle(said), code=_machine_code(subject)
     )

@@ -5,6 +5,7 @@ are copied in, and copied out only where every file is unchanged. Only the judge
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -200,7 +201,11 @@ CHUNK_BYTES = 2**20
 
 def open_read(path: str | Path) -> BinaryIO:
     """Open a file that a child may have written: follow no link, and wait for no pipe. Raises `OSError`."""
-    return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(fd, "rb")
 
 
 class Bounds(NamedTuple):

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -22,7 +23,7 @@ from kernelwright.agent.log.store import Header, RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.steering import tally
 from kernelwright.evals.metrics import VerdictSummary, summarize
-from kernelwright.evals.verdict_store import JudgedKernel, Judgement, ProblemSummary, RunSummary, run_summary
+from kernelwright.evals.verdict_store import Effort, JudgedKernel, Judgement, ProblemSummary, RunSummary, run_summary
 from kernelwright.problems import Problem, ProblemError
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.problems.problem import Record, first_fault
@@ -352,9 +353,20 @@ def rejudged(one: Searched, again: Sequence[Judgement]) -> tuple[Searched, list[
     found = one.model_copy(update={"attempts": tuple(attempts)})
     best = View(problem=one.problem, attempts=tuple(answered.attempt for answered in attempts)).best if used else None
     if used:
-        found = found.model_copy(update={"facts": one.facts.model_copy(update={"best": _judged_kernel(best, used)})})
+        found = found.model_copy(update={"facts": one.facts.model_copy(update=_facts(attempts, best, used))})
     digest = found.facts.best.candidate_digest if found.facts.best else ""
     return found, [later for later in mine.get(digest, []) if later is not used.get(digest)]
+
+
+def _facts(attempts: Sequence[Answered], best: Attempt | None, used: Mapping[str, Judgement]) -> dict[str, Any]:
+    """Return what of a problem's facts follows from its later verdicts."""
+    judged = [one.attempt for one in attempts if one.attempt.finished and one.attempt.counts]
+    outcomes = Counter("passed" if one.passed else getattr(one.ruling, "stage", "no candidate") for one in judged)
+    to_best = sum(one.number <= best.number for one in judged) if best else None
+    effort = Effort(attempts=to_best, cost_usd=None) if to_best else None
+    return {
+        "best": _judged_kernel(best, used), "passed": outcomes["passed"], "outcomes": dict(outcomes), "to_best": effort,
+    }  # fmt: skip
 
 
 def _judged_kernel(best: Attempt | None, used: Mapping[str, Judgement]) -> JudgedKernel | None:

@@ -17,7 +17,7 @@ void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t s
     config.attrs = &early, config.numAttrs = 1;
     cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(values)...);
 }
-// Every kernel of the chain calls both, before its first access to a result of another kernel:
+// Every kernel of the chain calls both before it reads or writes what another kernel of the chain does:
 __device__ __forceinline__ void let_next_kernel_start() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Generator
 from contextlib import closing
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
+import torch
+
 from kernelwright.sandbox.calls.reference import ReferenceSession, fresh_seed, operation
 from kernelwright.sandbox.calls.sessions import BAD_RUNS, Session, Timed
 from kernelwright.sandbox.correctness.compare import (
@@ -31,6 +33,7 @@ from kernelwright.sandbox.timing.baselines import PERMITTING, Baselines
 from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.settings import Accuracy, Defence, JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Evidence
+from kernelwright_child.driver import CudaError
 
 OTHER_WEIGHTS = "as drawn, once other weights were copied into its parameters"
 ANOTHER_SEED = "as drawn, with both models constructed again under another seed"
@@ -160,11 +163,11 @@ class Trial:
         """Say whether a second call on the same values gives the same wrong result; empty where it gives none."""
         try:
             again = self.call(call.values).output
-        except BAD_RUNS:
+        except (*BAD_RUNS, StageFailed, torch.OutOfMemoryError, CudaError):
             return ""
         if again == call.mine.output:
-            return "a second call on these values gives the same result bit by bit: look at indices, not at races"
-        return "a second call on these values gives another result: a race, or memory that is read before it is written"
+            return "a second call on these values gives the same result bit by bit: indices, formula or precision"
+        return "a second call on these values gives another result: a race, memory that is not written, or atomics"
 
     def allows(self, wrong: Wrong, errors: Shares) -> bool:
         """Return whether an error beyond `ieee` is right at an accuracy between that and KernelBench's rule."""

@@ -38,7 +38,7 @@ MEASURING = {
     *("effort", "warm_up", "worker_pairs", "min_pairs", "max_pairs", "time_budget_s", "interval_target"),
     *("accuracy", "compiled", "baselines", "sanitize", "profile", "wait_quiet"),
 }
-"""JudgeSettings that no worker knows of."""
+"""Settings that no worker knows of."""
 
 
 class WarmWorkers:

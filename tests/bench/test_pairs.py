@@ -19,7 +19,7 @@ def rendered():
     values = {COUNTERS["memory"]: 20.0, COUNTERS["waves"]: 0.2, COUNTERS["time_ns"]: 5e5}
     look = Look(
         kernels=(KernelTime(name="tile", launches=1, ms=0.5),),
-        counters=(KernelFacts(kernel="tile", metrics={}, values=values),),
+        counters=(KernelFacts(kernel="tile", metrics={"device memory": "20 %"}, values=values),),
     )
     verdict = doubted(2.0, "confirmed")
     verdict = verdict.model_copy(update={"evidence": verdict.evidence.model_copy(update={"look": look})})
@@ -31,8 +31,10 @@ def test_the_prompts_of_a_pair_differ_in_nothing_but_the_evidence(rendered):
     bare, raw, diagnosed = (rendered[kind].splitlines() for kind in KINDS)
     added = {name: [line for line in text if line not in bare] for name, text in (("raw", raw), ("own", diagnosed))}
     assert all(line in raw and line in diagnosed for line in bare)
-    assert any(COUNTERS["memory"] in line for line in added["raw"])
-    assert not any("__" in line for line in added["own"]) and any("blocks" in line for line in added["own"])
+    assert "  device memory: 20 %" in added["raw"]
+    assert not any("device memory: 20" in line for line in added["own"]) and any(
+        "blocks" in line for line in added["own"]
+    )
 
 
 def test_failures_and_losses_count_as_no_gain():

@@ -1,5 +1,8 @@
 """Each rule finds its fault in the facts of a kernel that has it, and is silent on one that has not."""
 
+import os
+import time
+
 import pytest
 
 from kernelwright.sandbox.build import read_ptxas
@@ -39,7 +42,7 @@ HEALTHY = {
 CODE = MachineCode(kernel="mine", opcodes={"LDG.E.128": 8, "HGMMA.64x128x16.F32": 16})
 LAUNCH = Launch("mine", 1.0, 1.0, HEALTHY, Compiled(kernel="mine", registers=96, spilled_bytes=0), CODE, 1e9, True)
 FAULTS_OF_A_LAUNCH = {
-    "spills": {"compiled": Compiled(kernel="mine", registers=255, spilled_bytes=64)},
+    "spills": {"compiled": Compiled(kernel="mine", registers=255, spilled_bytes=64), "of": HEALTHY | {"spills": 9.0}},
     "few blocks": {"of": HEALTHY | {"waves": 0.3}},
     "tail wave": {"of": HEALTHY | {"waves": 1.1}},
     "excess traffic": {"needed_bytes": 5e8},
@@ -100,6 +103,7 @@ def test_without_facts_every_rule_is_silent():
     ("kernel", "name"),
     [
         ("_Z4fillPfi", "fill"),
+        ("_Z4gemm14CUtensorMap_stPf", "gemm"),
         ("_ZN12_GLOBAL__N_14tileILi128EEEvPKfPf", "tile"),
         ("_ZN2ns4tileEPf", "tile"),
         ("void (anonymous namespace)::tile<(int)128>(const float *, float *)", "tile"),
@@ -117,6 +121,7 @@ def test_a_kernel_has_one_name_in_all_reports(kernel, name):
 def test_a_reader_sees_the_instances_of_a_template():
     assert short_name("void (anonymous namespace)::tile<(int)128, (bool)1>(const float *)") == "tile<128, 1>"
     assert short_name("void ns::fill(float*)") == "ns::fill"
+    assert short_name("void tile<(Kind)1, -2>(float*)") == "tile<1, -2>"
 
 
 def test_what_ptxas_said_is_read_by_kernel(tmp_path):
@@ -131,6 +136,23 @@ def test_what_ptxas_said_is_read_by_kernel(tmp_path):
     assert read_ptxas(tmp_path / "nothing") == ((), ())
 
 
+@pytest.mark.parametrize(
+    "text", ["9" * 250_000, f"ptxas info : Used {'9' * 5000} registers\n", PTXAS.replace("4tile", "9" * 5000)]
+)
+def test_a_build_folder_that_a_candidate_wrote_harms_nobody(tmp_path, text):
+    (tmp_path / "extension").mkdir()
+    (tmp_path / "extension" / "ptxas.txt").write_text(text + PTXAS)
+    (tmp_path / "folder" / "ptxas.txt").mkdir(parents=True)
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "ptxas.txt")
+    (tmp_path / "elsewhere").symlink_to("x" * 250)
+    (tmp_path / "linked").symlink_to(tmp_path / "extension")
+    start = time.process_time()
+    compiled, _ = read_ptxas(tmp_path)
+    assert time.process_time() - start < 5
+    assert {one.registers for one in compiled} <= {255, 8} and all(len(one.kernel) <= 60 for one in compiled)
+
+
 def look_of(**values):
     counters = {COUNTERS[name]: value for name, value in (HEALTHY | values).items()}
     return Look(
@@ -142,7 +164,7 @@ def look_of(**values):
 
 def test_the_most_costly_comes_first_with_its_kernel_and_at_most_three_are_told():
     measured = doubted(2.0, "confirmed").measurement
-    look = look_of(memory=20.0, loads=25.0, waves=0.2, conflicts=900.0, stall_barrier=8.0, tensor=0.0)
+    look = look_of(spills=9.0, memory=20.0, loads=25.0, waves=0.2, conflicts=900.0, stall_barrier=8.0, tensor=0.0)
     found = diagnose(measured, look)
     assert found[0].rule == "few blocks" and "tile" in found[0].evidence
     assert {"spills", "scattered loads", "bank conflicts", "waits"} <= {one.rule for one in found}
