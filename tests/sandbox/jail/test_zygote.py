@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -64,9 +65,8 @@ def settings(request):
 
 @pytest.fixture
 def folder():
-    folder = WorkFolder()
-    yield folder
-    folder.close()
+    with closing(WorkFolder()) as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -87,31 +87,25 @@ def start(folder):
 @pytest.fixture
 def zygotes():
     """Some of the test's own."""
-    own = Zygotes()
-    yield own
-    own.close()
+    with closing(Zygotes()) as own:
+        yield own
+
+
+@pytest.fixture
+def logged(caplog):
+    caplog.set_level(logging.INFO, "kernelwright.sandbox.jail")
+    return caplog
 
 
 def about(child_of, settings):
-    folder = WorkFolder()
-    try:
-        with Session("builder", folder, settings) as session:
-            session._child.close()
-            session._child = Child("builder", folder, settings, child_of)
-            session.greet()
-            message = {
-                "op": "build",
-                "source": str(folder.write("candidate.py", ABOUT_ITSELF)),
-                "entry": "ModelNew",
-                "built": str(folder.path / "build"),
-                "threads": 1,
-                "cores": sorted(os.sched_getaffinity(0)),
-                "arguments": {"l": []},
-            }
-            with pytest.raises(Refused) as refused:
-                session.ask(message, PATIENCE_S)
-    finally:
-        folder.close()
+    with closing(WorkFolder()) as folder, Session("builder", folder, settings) as session:
+        session._child.close()
+        session._child = Child("builder", folder, settings, child_of)
+        session.greet()
+        source, built = str(folder.write("candidate.py", ABOUT_ITSELF)), str(folder.path / "build")
+        message = {"op": "build", "source": source, "entry": "ModelNew", "built": built, "arguments": {"l": []}}
+        with pytest.raises(Refused) as refused:
+            session.ask(message | {"threads": 1, "cores": sorted(os.sched_getaffinity(0))}, PATIENCE_S)
     return json.loads(refused.value.log.rpartition("ABOUT ")[2].splitlines()[0]), str(folder.path)
 
 
@@ -202,40 +196,39 @@ def test_a_zygote_that_was_killed_is_replaced(start, zygotes):
 
 
 def test_a_child_outlives_the_zygote_that_it_came_from(settings, start, zygotes):
+    child = start(settings, zygotes)
     if settings.jail == "auto" and not settings.jail_without:
-        child = start(settings, zygotes)
         os.kill(zygotes.pids[0], signal.SIGKILL)
-        child.send({"op": "nothing"})
-        assert child.receive(time.monotonic() + 10) == {}
     else:
-        child = start(settings, zygotes)
         zygotes.close()
-        child.send({"op": "nothing"})
-        assert child.receive(time.monotonic() + 10) == {}
+    child.send({"op": "nothing"})
+    assert child.receive(time.monotonic() + 10) == {}
 
 
-def test_where_the_zygote_dies_before_it_has_forked_the_child_is_spawned(folder, zygotes):
-    child = Child("worker", folder, WAYS["off"], zygotes)
-    try:
-        os.kill(zygotes.pids[0], signal.SIGKILL)
+def test_where_the_zygote_dies_before_it_has_forked_the_child_is_spawned_and_that_is_logged(folder, zygotes, logged):
+    with closing(Child("worker", folder, WAYS["off"], zygotes)) as child:
+        (pid,) = zygotes.pids
+        os.kill(pid, signal.SIGKILL)
         child.greet(time.monotonic() + PATIENCE_S)
         assert child.way == "spawned"
-    finally:
-        child.close()
+    assert "spawned" in logged.text and f"process {pid} " in logged.text
 
 
-def test_after_repeated_failures_children_are_spawned_and_the_reason_is_kept(start, zygotes):
+def test_after_repeated_failures_children_are_spawned_and_the_reason_is_kept_and_logged(start, zygotes, logged):
     for _ in range(3):
-        zygote = zygotes.find({"PATH": os.defpath})
-        zygotes.failed(zygote, "it did not come to life")
+        zygotes.failed(zygotes.find({"PATH": os.defpath}), "it did not come to life")
+    (message,) = logged.messages
+    assert "no longer forked" in message and "it did not come to life" in message
     assert zygotes.obstacle == "it did not come to life"
     assert start(zygotes=zygotes).way == "spawned"
 
 
-def test_a_zygote_that_has_grown_is_replaced(zygotes, monkeypatch):
+def test_a_zygote_that_has_grown_is_replaced_and_that_is_logged(zygotes, logged, monkeypatch):
     first = zygotes.find({"PATH": os.defpath})
     monkeypatch.setattr("kernelwright.sandbox.jail.zygote.RECYCLED_BYTES", 1)
     assert zygotes.find({"PATH": os.defpath}) is not first
+    (message,) = logged.messages
+    assert f"process {first.pid} " in message and "beyond its limit" in message
 
 
 @pytest.mark.parametrize(("module", "way"), [("wave", "forked"), ("no_such_module", "spawned")])
@@ -263,38 +256,6 @@ def test_in_a_zygotes_environment_torch_asks_cuda_for_no_devices(monkeypatch):
         assert not asked
     assert torch.cuda.is_available()
     assert asked == ["CUDA"]
-
-
-@pytest.fixture
-def logged(caplog):
-    caplog.set_level(logging.INFO, "kernelwright.sandbox.jail")
-    return caplog
-
-
-def test_why_a_child_is_started_by_itself_is_logged(folder, zygotes, logged):
-    child = Child("worker", folder, WAYS["off"], zygotes)
-    try:
-        (pid,) = zygotes.pids
-        os.kill(pid, signal.SIGKILL)
-        child.greet(time.monotonic() + PATIENCE_S)
-    finally:
-        child.close()
-    assert "spawned" in logged.text and f"process {pid} " in logged.text
-
-
-def test_why_children_are_no_longer_forked_is_logged(zygotes, logged):
-    for _ in range(3):
-        zygotes.failed(zygotes.find({"PATH": os.defpath}), "it did not come to life")
-    (message,) = logged.messages
-    assert "no longer forked" in message and "it did not come to life" in message
-
-
-def test_a_zygote_that_is_replaced_is_logged(zygotes, logged, monkeypatch):
-    first = zygotes.find({"PATH": os.defpath})
-    monkeypatch.setattr("kernelwright.sandbox.jail.zygote.RECYCLED_BYTES", 1)
-    zygotes.find({"PATH": os.defpath})
-    (message,) = logged.messages
-    assert f"process {first.pid} " in message and "beyond its limit" in message
 
 
 def test_only_so_many_zygotes_are_kept(zygotes):
