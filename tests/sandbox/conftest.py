@@ -1,7 +1,11 @@
+import logging
+from contextlib import closing
+
 import pytest
 
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.settings import JudgeSettings
+from kernelwright.sandbox.workfolder import WorkFolder
 from tests.support.problems import tiny_problem
 
 QUICK = JudgeSettings(warm_up=1, min_pairs=4, max_pairs=4, call_timeout_s=6)
@@ -29,6 +33,20 @@ def get_init_inputs():
     name="scaled_rows",
     title="Rows times a weight, summed up along the row",
 )
+
+
+@pytest.fixture
+def folder():
+    """A work folder that is removed with the test."""
+    with closing(WorkFolder()) as folder:
+        yield folder
+
+
+@pytest.fixture
+def logged(caplog):
+    """What the sandbox logs for its user."""
+    caplog.set_level(logging.INFO, "kernelwright.sandbox")
+    return caplog
 
 
 @pytest.fixture(scope="session")

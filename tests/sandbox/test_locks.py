@@ -1,6 +1,5 @@
 """Locks on files whose names anybody can guess: only this user's own files are used, and the rest is told."""
 
-import logging
 import os
 import signal
 import subprocess
@@ -223,12 +222,11 @@ def test_who_waits_says_once_for_whom_and_goes_on():
         assert more == ""
 
 
-def test_whom_a_lock_is_waited_for_is_logged(caplog):
-    caplog.set_level(logging.INFO, "kernelwright.sandbox.locks")
+def test_whom_a_lock_is_waited_for_is_logged(logged):
     with processor_lock((0, 1)):
-        assert not caplog.messages
+        assert not logged.messages
         assert not may_time((0, 1))
-    (message,) = caplog.messages
+    (message,) = logged.messages
     assert "waiting" in message and f"process {os.getpid()} " in message
 
 

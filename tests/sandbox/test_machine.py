@@ -2,11 +2,9 @@
 
 import pytest
 
-from kernelwright.problems.languages import TARGETS
 from kernelwright.sandbox import machine as identity
 from kernelwright.sandbox.judge.doctor import languages
 from kernelwright.sandbox.machine import (
-    ON_DEVICE,
     PACKAGES,
     child_limit_bytes,
     free_bytes,
@@ -20,7 +18,6 @@ from kernelwright.sandbox.machine import (
     versions_used,
 )
 from kernelwright.sandbox.verdict.errors import MachineError
-from kernelwright.sandbox.workfolder import WorkFolder
 from tests.gpu.languages import HONEST
 
 EACH = pytest.mark.parametrize("language", PACKAGES)
@@ -86,11 +83,6 @@ def test_a_missing_package_is_no_fault_of_the_machine(nothing_installed, monkeyp
     assert {line.state for line in languages()} == {"absent"}
 
 
-@EACH
-def test_a_language_with_a_package_is_a_target_that_runs_on_a_device(language):
-    assert TARGETS[language].device == "cuda" and language in ON_DEVICE
-
-
 @pytest.mark.parametrize("language", ["cpp", "cuda", "triton", "python"])
 def test_the_other_languages_need_no_package_of_their_own(language):
     require_package(language)
@@ -104,22 +96,14 @@ def test_a_build_is_kept_under_the_version_of_the_package_that_its_source_uses(l
     assert versions_used("import torch\nimport triton\n") == {}
 
 
-def test_what_a_language_has_compiled_stays_in_the_folder_that_ends_with_the_candidate():
-    folder = WorkFolder()
-    try:
-        told = folder.environment(1)
-        places = [told[name] for name in ("TILELANG_CACHE_DIR", "HELION_CACHE_DIR", "CUTE_DSL_CACHE_DIR")]
-        assert all(place.startswith(f"{folder.path}/triton/") for place in places)
-    finally:
-        folder.close()
+def test_what_a_language_has_compiled_stays_in_the_folder_that_ends_with_the_candidate(folder):
+    told = folder.environment(1)
+    places = [told[name] for name in ("TILELANG_CACHE_DIR", "HELION_CACHE_DIR", "CUTE_DSL_CACHE_DIR")]
+    assert all(place.startswith(f"{folder.path}/triton/") for place in places)
 
 
-def test_a_child_finds_the_headers_of_cutlass_where_they_are():
-    folder = WorkFolder()
-    try:
-        told = folder.environment(1).get("CPLUS_INCLUDE_PATH")
-    finally:
-        folder.close()
+def test_a_child_finds_the_headers_of_cutlass_where_they_are(folder):
+    told = folder.environment(1).get("CPLUS_INCLUDE_PATH")
     assert told == (str(package_headers("cutlass")) if package_headers("cutlass") else None)
 
 

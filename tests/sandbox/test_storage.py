@@ -167,15 +167,6 @@ def closed(tmp_path):
     (tmp_path / "cache").chmod(0o700)
 
 
-def test_all_that_is_kept_is_given_back_by_key(tmp_path):
-    store = Store("baselines", tmp_path)
-    for name in "ba":
-        store.put({"name": name}, name)
-    (tmp_path / "baselines" / "other.json").write_text('{"key": {"name": "a"}, "value": "under another name"}')
-    (tmp_path / "baselines" / ".half.json").write_text("{")
-    assert sorted(value for _, value in store.items()) == ["a", "b"]
-
-
 def test_a_cache_that_is_closed_to_this_user_counts_as_empty_and_facts_last_as_long_as_the_process(closed):
     store = Store("baselines", closed)
     with ordinary_user():

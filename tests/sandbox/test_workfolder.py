@@ -38,6 +38,13 @@ class Owner:
         self.process.stdout.close()
 
 
+def run(code, **variables):
+    """A program of this code, with what it wrote."""
+    command = [sys.executable, "-B", "-c", code]
+    environment = os.environ | variables
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+
+
 @pytest.fixture
 def owner(tmp_path):
     made = Owner(tmp_path)
@@ -119,10 +126,7 @@ def test_a_folder_in_which_something_is_mounted_stays(left, tmp_path):
 def test_a_process_that_judges_removes_at_its_start_what_is_old_enough(left, tmp_path):
     for path in (*left.iterdir(), left):
         os.utime(path, (0, 0))
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", SWEEPING],
-        capture_output=True, text=True, check=False, cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+    done = run(SWEEPING, TMPDIR=str(tmp_path))
     assert not left.exists(), done.stderr
 
 
@@ -179,7 +183,7 @@ os._exit(0)
 
 
 def test_a_process_that_ends_with_work_in_its_threads_removes_its_folders(tmp_path):
-    subprocess.run([sys.executable, "-c", CLOSING], cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, check=True)
+    assert run(CLOSING, TMPDIR=str(tmp_path)).returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -196,8 +200,5 @@ except MachineError as error:
 
 
 def test_a_machine_without_a_folder_for_temporary_files_is_told_in_one_sentence():
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", NOWHERE_TO_WRITE],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+    done = run(NOWHERE_TO_WRITE)
     assert done.stdout.count("\n") == 1 and "TMPDIR" in done.stdout and "2 GiB" in done.stdout, done.stderr

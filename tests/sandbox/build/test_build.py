@@ -1,5 +1,4 @@
 import json
-import logging
 import os
 import threading
 
@@ -67,12 +66,6 @@ def test_a_changed_or_added_file_is_found_and_the_build_is_forgotten_and_logged(
     assert not store.restore(KEY, empty)
     assert store.keep(KEY, build)
     assert store.restore(KEY, empty)
-
-
-@pytest.fixture
-def logged(caplog):
-    caplog.set_level(logging.INFO, "kernelwright.sandbox")
-    return caplog
 
 
 def test_a_link_in_a_build_is_not_followed_but_refused_and_why_is_logged(store, build, tmp_path, logged):

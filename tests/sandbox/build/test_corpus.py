@@ -146,11 +146,8 @@ def jailed(plan, prepared):
 
 def message(op, folder, source):
     tree = wire.pack([], [])
-    return {"op": op, "source": str(source), "entry": "ModelNew", "built": str(folder.path / "build")} | {
-        "arguments": tree,
-        "threads": 1,
-        "cores": [0],
-    }
+    places = {"source": str(source), "built": str(folder.path / "build")}
+    return places | {"op": op, "entry": "ModelNew", "arguments": tree, "threads": 1, "cores": [0]}
 
 
 def test_the_headers_can_be_read_in_the_jail_and_not_written(jailed):
@@ -158,16 +155,12 @@ def test_the_headers_can_be_read_in_the_jail_and_not_written(jailed):
     assert (compilation.way, compilation.failed) == ("light", ())
 
 
-def test_a_stored_build_serves_a_worker_in_another_folder_without_a_builder(jailed):
+def test_a_stored_build_serves_a_worker_in_another_folder_without_a_builder(jailed, folder):
     store, key = BuildStore(), BuildStore.key("jailed", toolchain())
     assert store.keep(key, jailed.path / "build")
-    folder = WorkFolder()
-    try:
-        assert store.restore(key, folder.path / "build")
-        source = folder.write("candidate.py", (jailed.path / "candidate.py").read_text())
-        with Session("worker", folder, JudgeSettings()) as session:
-            session.greet()
-            session.ask(message("load", folder, source), 60)
-            assert "ext.so" in json.dumps([path.name for path in folder.path.rglob("*")])
-    finally:
-        folder.close()
+    assert store.restore(key, folder.path / "build")
+    source = folder.write("candidate.py", (jailed.path / "candidate.py").read_text())
+    with Session("worker", folder, JudgeSettings()) as session:
+        session.greet()
+        session.ask(message("load", folder, source), 60)
+        assert "ext.so" in json.dumps([path.name for path in folder.path.rglob("*")])

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 import torch
@@ -53,8 +54,7 @@ def example(language):
 
 def said_of(source, then="", entry="Made", **more):
     """A jailed builder's words on a source, with the lines `then` behind it; its work folder's files and record."""
-    folder = WorkFolder()
-    try:
+    with closing(WorkFolder()) as folder:
         with Session("builder", folder, JudgeSettings()) as session:
             session.greet()
             message = {"op": "build", "entry": entry, "built": str(folder.path / "build"), "arguments": {"l": []}}
@@ -65,8 +65,6 @@ def said_of(source, then="", entry="Made", **more):
                 said = f"{error.reason}\n{error.log}"
         runs = {run.file: run.compiled for run in read_record(folder.path).compilations}
         return said, len(list(folder.path.rglob("*.cubin"))), runs
-    finally:
-        folder.close()
 
 
 def refused(language, source, arguments=(1000,)):
@@ -179,16 +177,12 @@ LONG_TEXTS = {
         for name, make in (TEXTS | LONG_TEXTS).items()
     ],
 )
-def test_an_answer_in_helion_computes_what_its_reference_computes(how, texts, tmp_path):
+def test_an_answer_in_helion_computes_what_its_reference_computes(how, texts, tmp_path, folder):
     for name, text in zip(("reference.py", "candidate.py"), texts(), strict=True):
         (tmp_path / name).write_text(text)
-    work = WorkFolder()
-    try:
-        variables = work.environment(2) | ({"HELION_INTERPRET": "1"} if how == "interpreted" else {})
-        command = [sys.executable, "-c", CHECK, how]
-        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
-    finally:
-        work.close()
+    variables = folder.environment(2) | ({"HELION_INTERPRET": "1"} if how == "interpreted" else {})
+    command = [sys.executable, "-c", CHECK, how]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

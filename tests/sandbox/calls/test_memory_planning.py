@@ -1,6 +1,5 @@
 """Problems that are larger than the machine are refused before anything is made; other parts of a backend."""
 
-import logging
 import threading
 from contextlib import closing
 
@@ -234,9 +233,12 @@ def failing(times, error):
     return work
 
 
-def test_all_of_the_device_are_asked_although_one_has_ended(asked):
+def test_all_of_the_device_are_asked_although_one_has_ended_and_the_result_is_logged(asked, logged):
     assert with_relief(failing(1, torch.OutOfMemoryError("none left"))) == "done"
     assert asked == ["first", "ended", "last"]
+    refused, came = logged.messages
+    assert "it has gone" in refused
+    assert "device 0" in came and "3 sessions" in came
 
 
 def test_what_fails_again_is_told(asked):
@@ -244,23 +246,11 @@ def test_what_fails_again_is_told(asked):
         with_relief(failing(2, torch.OutOfMemoryError("none left")))
 
 
-def test_another_error_is_no_reason_to_ask(asked):
+def test_nobody_is_asked_over_another_error_or_where_there_is_enough(asked):
     with pytest.raises(ValueError, match="other"):
         with_relief(failing(1, ValueError("other")))
-    assert not asked
-
-
-def test_nobody_is_asked_where_there_is_enough(asked):
     assert with_relief(lambda: 7) == 7
     assert not asked
-
-
-def test_what_came_of_asking_is_logged(asked, caplog):
-    caplog.set_level(logging.INFO, "kernelwright.sandbox.calls")
-    with_relief(failing(1, torch.OutOfMemoryError("none left")))
-    refused, came = caplog.messages
-    assert "it has gone" in refused
-    assert "device 0" in came and "3 sessions" in came
 
 
 HERE = JudgeSettings()
@@ -275,9 +265,6 @@ def test_all_go_on_side_by_side_and_each_answer_is_in_its_place():
         return number
 
     assert Backend(HERE).in_parallel([lambda number=number: work(number) for number in range(3)]) == [0, 1, 2]
-
-
-def test_nothing_comes_to_nothing():
     assert Backend(HERE).in_parallel([]) == []
 
 
@@ -305,11 +292,10 @@ def test_more_processor_time_than_the_threads_can_use_is_told():
     assert "21.00 ms" in said and "10.00 ms" in said and "--threads 2" in said
 
 
-@pytest.mark.parametrize("cpu_ms", [1.0, 20.0, 20.4])
-def test_what_the_threads_can_use_is_nothing_to_tell_nor_what_clocks_differ_by(cpu_ms):
-    assert not beyond_threads(TWO_OF_THREE, milliseconds=10.0, cpu_ms=cpu_ms)
-
-
-@pytest.mark.parametrize("settings", [{"threads": 3}, {"cores": (0, 1)}], ids=["as many threads", "as few cores"])
-def test_where_there_are_as_many_threads_as_cores_there_is_nothing_to_exceed(settings):
-    assert not beyond_threads(TWO_OF_THREE.model_copy(update=settings), milliseconds=10.0, cpu_ms=40.0)
+@pytest.mark.parametrize(
+    ("settings", "cpu_ms"),
+    [({}, 1.0), ({}, 20.0), ({}, 20.4), ({"threads": 3}, 40.0), ({"cores": (0, 1)}, 40.0)],
+    ids=["less", "as much", "what clocks differ by", "as many threads as cores", "as few cores as threads"],
+)
+def test_what_the_threads_can_use_is_not_reported(settings, cpu_ms):
+    assert not beyond_threads(TWO_OF_THREE.model_copy(update=settings), milliseconds=10.0, cpu_ms=cpu_ms)

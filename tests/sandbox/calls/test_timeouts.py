@@ -34,15 +34,8 @@ def started():
     running = []
 
     def start(*words):
-        running.append(
-            subprocess.Popen(
-                words,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        )
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        running.append(subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, **silent))
         return running[-1]
 
     yield start
@@ -91,15 +84,10 @@ def test_a_compiler_that_waits_for_its_input_is_not_at_work(started):
     assert is_ever(False, [process.pid, compiler_below(process)])
 
 
-def test_a_program_that_bears_a_compilers_name_is_none(started, tmp_path):
+def test_a_program_that_bears_a_compilers_name_or_calls_itself_one_is_none(started, tmp_path):
     shutil.copy(shutil.which("yes"), tmp_path / "cc1plus")
-    process = started(str(tmp_path / "cc1plus"))
-    assert not is_compiler(process.pid)
-
-
-def test_a_process_that_calls_itself_a_compiler_is_none(started):
-    process = started("bash", "-c", "exec -a /usr/bin/g++ sleep 600")
-    assert not is_compiler(process.pid)
+    for words in ([str(tmp_path / "cc1plus")], ["bash", "-c", "exec -a /usr/bin/g++ sleep 600"]):
+        assert not is_compiler(started(*words).pid)
 
 
 def test_a_process_that_has_gone_is_no_compiler():

@@ -19,17 +19,11 @@ from kernelwright.sandbox.jail.process import Child, StartedSupervisor
 from kernelwright.sandbox.jail.zygote import Zygotes, frozen_imports, set_passive_waiting
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import JudgeSettings
-from kernelwright.sandbox.workfolder import WorkFolder, shared_environment
+from kernelwright.sandbox.workfolder import shared_environment
 
 SETTINGS = JudgeSettings()
 WAYS = {"forked": SETTINGS, "spawned": SETTINGS, "spawned behind landlock": JudgeSettings(jail_without=("namespaces",))}
 PATIENCE_S = 120
-
-
-@pytest.fixture
-def folder():
-    with closing(WorkFolder()) as folder:
-        yield folder
 
 
 def zygotes_with_one(folder):

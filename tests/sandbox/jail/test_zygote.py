@@ -1,7 +1,6 @@
 """Children are forked from a process that has torch imported, and are as apart from it and each other as programs."""
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -64,12 +63,6 @@ def settings(request):
 
 
 @pytest.fixture
-def folder():
-    with closing(WorkFolder()) as folder:
-        yield folder
-
-
-@pytest.fixture
 def start(folder):
     """Starts children that are closed at the end of the test."""
     started = []
@@ -89,12 +82,6 @@ def zygotes():
     """Some of the test's own."""
     with closing(Zygotes()) as own:
         yield own
-
-
-@pytest.fixture
-def logged(caplog):
-    caplog.set_level(logging.INFO, "kernelwright.sandbox.jail")
-    return caplog
 
 
 def about(child_of, settings):

@@ -1,9 +1,9 @@
 """torch.compile as a baseline: compiled once for a problem, device and versions, and then found by every judging."""
 
 import json
-import logging
 import shutil
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -66,13 +66,10 @@ def test_the_first_process_compiles_and_what_it_made_is_kept(compiled):
 @pytest.mark.parametrize("without", [(), pytest.param(("namespaces",), marks=pytest.mark.long)])
 def test_a_second_process_compiles_nothing_and_computes_the_same(cache, compiled, without):
     settings = SETTINGS.model_copy(update={"jail_without": without})
-    session = backend_of(settings).reference(SCALED, Form("default"))
-    try:
+    with closing(backend_of(settings).reference(SCALED, Form("default"))) as session:
         values = session.draw()
         (output,) = session.call(values).output.tensors
         expected = 2 * values.tensors[0].tensor() + 1
-    finally:
-        session.close()
     assert session.compilation == CompiledGraphs(made=0, found=1)
     assert facts_of(cache / "compiled") == compiled[1]
     torch.testing.assert_close(output.tensor(), expected)
@@ -80,15 +77,14 @@ def test_a_second_process_compiles_nothing_and_computes_the_same(cache, compiled
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_damaged_product_is_thrown_away_compiled_anew_and_both_are_logged(compiled, cache, caplog):
-    caplog.set_level(logging.INFO, "kernelwright.sandbox")
+def test_a_damaged_product_is_thrown_away_compiled_anew_and_both_are_logged(compiled, cache, logged):
     library = next((cache / "compiled").rglob("*.main.so"), None) or next((cache / "compiled").rglob("*.so"))
     library.write_bytes(b"no machine code")
     session = backend_of(SETTINGS).reference(SCALED, Form("default"))
     session.close()
     assert session.compilation == CompiledGraphs(made=1, found=0)
-    assert "thrown away" in caplog.text
-    assert "torch.compile (default)" in caplog.text and "compiled 1 graphs" in caplog.text
+    assert "thrown away" in logged.text
+    assert "torch.compile (default)" in logged.text and "compiled 1 graphs" in logged.text
 
 
 SPY = """

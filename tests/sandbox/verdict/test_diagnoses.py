@@ -81,16 +81,11 @@ def test_every_rule_has_a_fault_here():
     assert len(RULES) >= 15
 
 
-@pytest.mark.parametrize("name", FAULTS_OF_A_CALL)
-def test_a_rule_of_a_call_finds_its_fault_and_nothing_else(name):
-    share, evidence = found_by(name, CALL._replace(**FAULTS_OF_A_CALL[name]))
-    assert 0 < share <= 1 and evidence.endswith(".") and found_by(name, CALL) is None
-
-
-@pytest.mark.parametrize("name", FAULTS_OF_A_LAUNCH)
-def test_a_rule_of_a_launch_finds_its_fault_and_nothing_else(name):
-    share, evidence = found_by(name, LAUNCH._replace(**FAULTS_OF_A_LAUNCH[name]))
-    assert 0 < share <= 1 and evidence.endswith(".") and found_by(name, LAUNCH) is None
+@pytest.mark.parametrize("name", [*FAULTS_OF_A_CALL, *FAULTS_OF_A_LAUNCH])
+def test_a_rule_finds_its_fault_and_nothing_else(name):
+    healthy, faults = (CALL, FAULTS_OF_A_CALL) if name in FAULTS_OF_A_CALL else (LAUNCH, FAULTS_OF_A_LAUNCH)
+    share, evidence = found_by(name, healthy._replace(**faults[name]))
+    assert 0 < share <= 1 and evidence.endswith(".") and found_by(name, healthy) is None
 
 
 def test_without_facts_every_rule_is_silent():
