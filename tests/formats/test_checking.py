@@ -12,6 +12,7 @@ from kernelwright.problems import ProblemError, load_problem
 from kernelwright.problems.formats import Entry, read_collection
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, UnsupportedHere, UnsupportedProblem
 from kernelwright.sandbox.verdict.settings import JudgeSettings
+from kernelwright_child.supervisor import descendants
 from tests.support.commands import run_with
 from tests.support.problems import PROBLEM
 from tests.support.processes import HEARING_CTRL_C
@@ -145,12 +146,6 @@ def test_small_inputs_with_a_large_result_are_refused_before_a_call_and_a_killed
     assert done.returncode == 1
 
 
-def descendants(pid):
-    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-        yield child
-        yield from descendants(child)
-
-
 @pytest.mark.slow
 def test_what_kills_the_process_that_checks_costs_one_line(tmp_path):
     folder_of(tmp_path, PROBLEM, SLEEPING, PROBLEM)
@@ -158,7 +153,7 @@ def test_what_kills_the_process_that_checks_costs_one_line(tmp_path):
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         first = process.stdout.readline()
         checking = [pid for pid in descendants(process.pid) if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
-        under = list(descendants(checking[0]))
+        under = descendants(checking[0])
         os.kill(checking[0], signal.SIGKILL)
         rest, said = process.communicate(timeout=120)
     found = lines_of(first + rest)

@@ -5,7 +5,6 @@ import torch
 
 from kernelwright.evals.formats import candidate_format, definitions_under, flashinfer, kernelbench
 from kernelwright.evals.formats.kernelbench import BACKENDS, language_of_backend, read_run
-from kernelwright.evals.formats.samples import sample_of
 from kernelwright.problems import ProblemError, load_problem
 from kernelwright.problems.formats.flashinfer import Definition
 from kernelwright.problems.formats.reading import Unsupported
@@ -88,18 +87,14 @@ def test_the_kernels_of_a_submission_are_candidates(tmp_path):
     assert found.refused[0][0] == "one" and "'colour'" in note
 
 
-def test_a_run_folder_is_read_again_as_it_was_written(tmp_path, outcomes):
+def test_a_run_folder_is_read_again_as_it_was_written_and_what_lies_beside_the_kernels_is_noted(tmp_path, outcomes):
     kernelbench.write_run(tmp_path / "run", outcomes)
-    found = kernelbench.read_run(tmp_path / "run").samples
-    sources = {(one.target, one.number): one.candidate.source for one in found}
-    assert sources == dict.fromkeys([("level1/1", 0), ("level1/1", 1)], CANDIDATE) | {("level1/10", 0): "broken"}
-
-
-def test_what_is_beside_the_kernels_of_a_run_is_told(tmp_path, outcomes):
-    kernelbench.write_run(tmp_path, outcomes)
-    (tmp_path / "notes.txt").write_text("")
-    (note,) = kernelbench.read_run(tmp_path).notes
+    (tmp_path / "run/notes.txt").write_text("")
+    found = kernelbench.read_run(tmp_path / "run")
+    (note,) = found.notes
     assert "notes.txt" in note
+    sources = {(one.target, one.number): one.candidate.source for one in found.samples}
+    assert sources == dict.fromkeys([("level1/1", 0), ("level1/1", 1)], CANDIDATE) | {("level1/10", 0): "broken"}
 
 
 def test_results_stand_in_the_order_of_problems_and_samples_with_failures_unmeasured(outcomes):
@@ -112,15 +107,11 @@ def test_results_stand_in_the_order_of_problems_and_samples_with_failures_unmeas
     assert (unbuilt.compiled, unbuilt.metadata["compilation_error"]) == (False, "wrong at build")
 
 
-def test_every_result_has_all_keys_that_their_scripts_read(tmp_path, outcomes):
+def test_results_have_all_keys_that_their_scripts_read_and_baselines_lie_in_a_file_each(tmp_path, outcomes):
     kernelbench.write_run(tmp_path, outcomes)
     written = json.loads((tmp_path / "eval_results.json").read_text())
     keys = {"sample_id", "compiled", "correctness", "metadata", "runtime", "runtime_stats"}
     assert all(set(result) == keys for results in written.values() for result in results)
-
-
-def test_baselines_lie_in_a_file_each_by_level_and_file_name(tmp_path, outcomes):
-    kernelbench.write_run(tmp_path, outcomes)
     eager = read_baselines(tmp_path / "timing/baseline_time_torch.json")
     compiled = tmp_path / "timing/baseline_time_torch_compile_inductor_default.json"
     assert list(eager["level1"]) == ["1_Double.py"] and eager["level1"]["1_Double.py"].hardware == DEVICE
@@ -150,10 +141,6 @@ def test_a_submission_holds_the_fastest_right_sample_of_each_problem(problems):
     submission, left = kernelbench.submission_of(outcomes, kernelbench.Metadata(display_name="m"))
     kernels = {"level_1_problem_1_sample_0": "fast", "level_1_problem_10_sample_0": "only"}
     assert (left, submission.kernels) == ([], kernels)
-
-
-def test_a_sample_knows_its_place_in_kernelbench():
-    assert sample_of("level2/13", "x").bench_id == (2, 13) and sample_of("rms_norm", "x").bench_id is None
 
 
 def test_languages_with_a_backend_of_theirs_run_on_a_gpu_and_an_unknown_backend_is_refused():
@@ -287,23 +274,15 @@ def test_definitions_are_found_beside_solutions(tmp_path):
 
 
 @pytest.mark.parametrize("flavour", ["flashinfer", "sol-execbench"])
-def test_our_candidate_survives_being_a_solution(tmp_path, flavour):
+def test_our_candidate_survives_being_a_solution_of_the_definitions_inputs_by_name(tmp_path, flavour):
     one = outcome(trace_problem(tmp_path), passed())
-    flashinfer.write_solution(tmp_path / "s.json", flashinfer.solution_of(one, flavour, "CPU"))
+    found = flashinfer.solution_of(one, flavour, "CPU")
+    flashinfer.write_solution(tmp_path / "s.json", found)
     assert flashinfer.source_of(flashinfer.read_solution(tmp_path / "s.json"), None) == CANDIDATE
-
-
-def test_the_function_of_our_solution_takes_the_definitions_inputs_by_name(tmp_path):
-    found = flashinfer.solution_of(outcome(trace_problem(tmp_path), passed()), "flashinfer", "CPU")
     (main,) = [file.content for file in found.sources if file.path == "main.py"]
     assert "def run(x, weight, eps):" in main and found.spec.destination_passing_style is False
-
-
-def test_a_trace_names_the_whole_workload_and_its_solution(tmp_path):
-    one = outcome(trace_problem(tmp_path), passed())
     trace = flashinfer.trace_of(one)
-    assert trace.workload.as_json() == WORKLOAD
-    assert trace.solution == flashinfer.solution_of(one, "flashinfer", "CPU").name
+    assert (trace.workload.as_json(), trace.solution) == (WORKLOAD, found.name)
 
 
 PRESENT = {"passed": (True, True), "check": (True, False), "build": (False, False), "run": (False, False)}

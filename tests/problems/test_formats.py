@@ -94,12 +94,13 @@ def test_rows_are_cut_at_newlines_alone(tmp_path, letter):
 
 
 @pytest.mark.parametrize("letter", NO_ENDS)
-def test_workloads_are_cut_at_newlines_alone(tmp_path, letter):
+def test_workloads_are_cut_at_newlines_alone_and_a_bad_line_costs_no_other(tmp_path, letter):
     root = write_sol(tmp_path, DEFINITION, [WORKLOAD])
-    lines = [json.dumps(WORKLOAD | {"note": f"one{letter}two"}, ensure_ascii=False), "", "{"]
+    lines = [json.dumps(WORKLOAD | {"note": f"one{letter}two"}, ensure_ascii=False), "", "{", '{"uuid": "x"}']
     (root / "workload.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    good, bad = read_collection(root).entries
-    assert good.status == "read" and "line 3 of workload.jsonl" in bad.why
+    good, bad, incomplete = read_collection(root).entries
+    assert (good.status, bad.status, incomplete.status) == ("read", "broken", "broken")
+    assert "line 3 of workload.jsonl" in bad.why
 
 
 BAD_ROWS = {
@@ -138,16 +139,12 @@ def test_every_configuration_of_a_task_is_a_problem_with_its_own_sizes(tmp_path)
     assert len(set(sources)) == 4 and all("'in_features': 64" in source for source in sources)
 
 
-def test_a_task_without_configurations_uses_its_functions_defaults(tmp_path):
+def test_a_task_without_configurations_uses_its_functions_defaults_and_those_that_are_no_lists_are_broken(tmp_path):
     root = write_robust(tmp_path)
-    (root / "tasks/linear/config_forward.json").unlink()
+    configurations = root / "tasks/linear/config_forward.json"
+    configurations.unlink()
     assert only(root).status == "read"
-
-
-def test_configurations_that_are_no_lists_are_broken(tmp_path):
-    root = write_robust(tmp_path)
-    bad = CONFIGURATIONS | {"single_init_configs": 3}
-    (root / "tasks/linear/config_forward.json").write_text(json.dumps(bad))
+    configurations.write_text(json.dumps(CONFIGURATIONS | {"single_init_configs": 3}))
     assert "single_init_configs" in only(root).why
 
 
@@ -205,13 +202,6 @@ def test_a_definition_beyond_the_judge_is_unsupported_and_one_that_is_not_in_ord
     definition, workload, status, said = NOT_IN_ORDER[name]
     entry = only(write_sol(tmp_path, DEFINITION | definition, [WORKLOAD | workload]))
     assert entry.status == status and said in entry.why and "\n" not in entry.why
-
-
-def test_a_bad_line_of_workloads_does_not_take_the_others_with_it(tmp_path):
-    root = write_sol(tmp_path, DEFINITION, [WORKLOAD])
-    with (root / "workload.jsonl").open("a") as file:
-        file.write("\n{\n" + json.dumps({"uuid": "x"}))
-    assert [entry.status for entry in read_collection(root).entries] == ["read", "broken", "broken"]
 
 
 def test_inputs_that_a_reference_changes_are_copied_for_it():
@@ -300,34 +290,26 @@ def test_what_is_not_there_is_one_sentence(entries, selection):
     assert REFUSED[selection] in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_suite_is_a_selection_of_a_collection_that_the_environment_names(tmp_path, monkeypatch):
+def test_a_suite_is_a_selection_of_a_collection_that_the_environment_or_a_path_names(tmp_path, monkeypatch):
     monkeypatch.setenv("KERNELWRIGHT_KERNELBENCH", str(write_tree(tmp_path)))
     names = [load_problem(address).name for address in suite("kernelbench:level1[10],level2", "cpp")]
     assert names == ["level1_10_Ten", "level2_3_Triple"]
+    assert suite(f"{tmp_path}:level2", "cpp") == (f"{tmp_path}::level2/3",)
 
 
-def test_a_suite_is_found_in_the_folder_of_its_name(tmp_path, monkeypatch):
-    write_tree(tmp_path / "KernelBench/KernelBench")
+def test_a_suite_is_found_in_the_folder_of_its_name_or_refused_with_the_remedy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KERNELWRIGHT_KERNELBENCH", raising=False)
+    with pytest.raises(ProblemError, match="KERNELWRIGHT_KERNELBENCH"):
+        suite("kernelbench:level1", "cpp")
+    write_tree(tmp_path / "KernelBench/KernelBench")
     assert suite("kernelbench:level2", "cpp") == ("KernelBench::level2/3",)
-
-
-def test_a_suite_may_name_a_path(tmp_path):
-    assert suite(f"{write_tree(tmp_path)}:level2", "cpp") == (f"{tmp_path}::level2/3",)
 
 
 def test_a_suite_leaves_out_what_can_not_be_judged(tmp_path):
     write_synthetic(tmp_path, 40)
     chosen = suite(f"{tmp_path}:level1[1-40]", "cpp")
     assert 0 < len(chosen) < 40 and not any(address.endswith("level1/6") for address in chosen)
-
-
-def test_a_collection_that_is_nowhere_is_told_with_its_remedy(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("KERNELWRIGHT_KERNELBENCH", raising=False)
-    with pytest.raises(ProblemError, match="KERNELWRIGHT_KERNELBENCH"):
-        suite("kernelbench:level1", "cpp")
 
 
 VALUES = {"2 * (a + 1)": 8, "a // 2 ** 1": 1, "-a": -3, "a == 3 and 1 < 2": True, "(a, 2)": (3, 2), "a % 2": 1}
@@ -363,15 +345,10 @@ def test_every_problem_has_its_entry(tree, by_id):
     assert list(by_id) == list(tree[1]) and len(by_id) == COUNT
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_is_read_or_refused_as_it_should(tree, by_id, kind):
+@pytest.mark.parametrize("kind", [*KINDS, *SPECIAL])
+def test_a_kind_is_read_or_refused_as_it_should_and_what_is_no_python_is_broken(tree, by_id, kind):
     found = {by_id[id].status for id, name in tree[1].items() if name == kind}
-    assert found == {KINDS[kind].read}
-
-
-@pytest.mark.parametrize("kind", SPECIAL)
-def test_what_is_no_python_is_broken(tree, by_id, kind):
-    assert {by_id[id].status for id, name in tree[1].items() if name == kind} == {"broken"}
+    assert found == {KINDS[kind].read if kind in KINDS else "broken"}
 
 
 def test_every_refusal_is_one_line_that_says_why(by_id):
@@ -385,15 +362,13 @@ def test_reading_runs_nothing(tree):
     assert not {name for name in set(sys.modules) - before if name.startswith("not_there")}
 
 
-def test_needed_memory_is_told_before_anything_runs(tree, by_id):
-    large = [by_id[id].problem for id, name in tree[1].items() if name == "much_memory"]
-    sentences = {backend_of(CHILD_OF_8_GIB).refusal_by_text(problem) for problem in large}
-    assert None not in sentences and all("GiB" in sentence for sentence in sentences)
-
-
-def test_small_inputs_are_not_refused_for_memory(tree, by_id):
-    plain = [by_id[id].problem for id, name in tree[1].items() if name == "plain"]
-    assert {backend_of(CHILD_OF_8_GIB).refusal_by_text(problem) for problem in plain} == {None}
+def test_needed_memory_is_reported_before_anything_runs_and_small_inputs_are_not_refused(tree, by_id):
+    large, plain = (
+        {backend_of(CHILD_OF_8_GIB).refusal_by_text(by_id[id].problem) for id, name in tree[1].items() if name == kind}
+        for kind in ("much_memory", "plain")
+    )
+    assert None not in large and all("GiB" in sentence for sentence in large)
+    assert plain == {None}
 
 
 @pytest.mark.slow

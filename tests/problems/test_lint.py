@@ -20,12 +20,8 @@ def forward(expression: str) -> str:
     return SOUND.replace("torch.relu(x)", expression)
 
 
-def test_a_sound_reference_with_unseeded_inputs_gives_no_warning() -> None:
-    assert lint_source(SOUND) == []
-
-
 @pytest.mark.parametrize(
-    ("expression", "what"),
+    ("text", "what"),
     [
         ("F.dropout(x, 0.5)", "drops values at random"),
         ("nn.Dropout(0.5)(x)", "drops values at random"),
@@ -39,29 +35,22 @@ def test_a_sound_reference_with_unseeded_inputs_gives_no_warning() -> None:
         ("open('table.txt').read()", "reads a file"),
         ("torch.hub.load('a', 'b')(x)", "uses the network"),
         ("AutoModel.from_pretrained('a')(x)", "uses the network"),
-    ],
-)
-def test_a_trouble_in_forward_is_told_with_its_line(expression: str, what: str) -> None:
-    (warning,) = lint_source(forward(expression))
-    assert warning.startswith(f"line 7: {what}")
-
-
-@pytest.mark.parametrize(
-    ("statement", "what"),
-    [
         ("import time", "reads the clock"),
         ("from datetime import datetime", "reads the clock"),
         ("import urllib.request", "uses the network"),
         ("torch.manual_seed(0)", "sets the seed"),
     ],
 )
-def test_a_trouble_at_module_level_is_told_with_its_line(statement: str, what: str) -> None:
-    (warning,) = lint_source(f"{statement}\n{SOUND}")
-    assert warning.startswith(f"line 1: {what}")
+def test_a_trouble_in_forward_or_at_module_level_is_reported_with_its_line(text: str, what: str) -> None:
+    at_top = text.startswith(("import ", "from ", "torch.manual_seed"))
+    (warning,) = lint_source(f"{text}\n{SOUND}" if at_top else forward(text))
+    assert warning.startswith(f"line {1 if at_top else 7}: {what}")
 
 
-@pytest.mark.parametrize("expression", ["'cuda' in str(x.device)", "self.timeline(x)", "torch.cuda.is_available()"])
-def test_a_mere_likeness_gives_no_warning(expression: str) -> None:
+@pytest.mark.parametrize(
+    "expression", ["torch.relu(x)", "'cuda' in str(x.device)", "self.timeline(x)", "torch.cuda.is_available()"]
+)
+def test_a_sound_reference_or_a_mere_likeness_gives_no_warning(expression: str) -> None:
     assert lint_source(forward(expression)) == []
 
 

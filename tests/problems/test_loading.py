@@ -15,7 +15,6 @@ from kernelwright.problems import (
 from kernelwright.problems.loading import parse_manifest
 from kernelwright.problems.source_rewriting import put_sizes
 from tests.support.problems import MANIFEST
-from tests.support.problems import MANIFEST as GOOD
 
 REFERENCE = '''"""A file from elsewhere."""
 import torch
@@ -207,20 +206,15 @@ def test_what_is_wrong_in_a_file_is_told_with_its_place(file: Path, old: str, ne
     assert str(file) in refusal(file) and said in refusal(file)
 
 
-def test_a_constant_that_the_reference_lacks_is_told_with_its_table(folder: Path) -> None:
-    (folder / "problem.toml").write_text(MANIFEST.replace("ROWS", "COLS"))
-    assert refusal(folder).startswith(f"{folder / 'problem.toml'}, [sizes.cpu]")
-    assert "no constant 'COLS'" in refusal(folder)
-
-
-def test_a_folder_without_a_reference_is_told_the_file(folder: Path) -> None:
-    (folder / "reference.py").unlink()
-    assert f"there is no file {folder / 'reference.py'}" in refusal(folder)
-
-
-def test_a_bad_manifest_is_told_with_its_path(folder: Path) -> None:
-    (folder / "problem.toml").write_text("family = ")
-    assert refusal(folder).startswith(f"{folder / 'problem.toml'} is not valid TOML: ")
+def test_what_is_wrong_in_a_folder_is_told_with_its_file_and_table(folder: Path) -> None:
+    manifest, reference = folder / "problem.toml", folder / "reference.py"
+    manifest.write_text(MANIFEST.replace("ROWS", "COLS"))
+    assert refusal(folder).startswith(f"{manifest}, [sizes.cpu]") and "no constant 'COLS'" in refusal(folder)
+    manifest.write_text("family = ")
+    assert refusal(folder).startswith(f"{manifest} is not valid TOML: ")
+    manifest.write_text(MANIFEST)
+    reference.unlink()
+    assert f"there is no file {reference}" in refusal(folder)
 
 
 def manifest_refusal(text: str) -> str:
@@ -231,40 +225,40 @@ def manifest_refusal(text: str) -> str:
 
 
 def test_a_manifest_has_its_sizes_and_of_what_is_left_out_the_strict_default() -> None:
-    manifest = parse_manifest(GOOD, "problem.toml")
+    manifest = parse_manifest(MANIFEST, "problem.toml")
     assert manifest.sizes == {"cpu": {"ROWS": 4}, "gpu": {"ROWS": 400}}
     assert (manifest.precision, manifest.operators, manifest.direction) == ("strict", "any", "forward")
     assert manifest.tolerance == Tolerance()
 
 
 def test_a_tolerance_with_its_reason_is_taken() -> None:
-    manifest = parse_manifest(GOOD + '[tolerance]\nfloor_ulp = 64\nreason = "long sums"\n', "problem.toml")
+    manifest = parse_manifest(MANIFEST + '[tolerance]\nfloor_ulp = 64\nreason = "long sums"\n', "problem.toml")
     assert manifest.tolerance == Tolerance(floor_ulp=64, reason="long sums")
 
 
-NARROW = GOOD + '[values]\nwithout = ["all negative"]\n'
+NARROW = MANIFEST + '[values]\nwithout = ["all negative"]\n'
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (GOOD + "[tolerance]\nfactor = 100\n", ["[tolerance] departs"]),
-        (GOOD + '[tolerance]\nfactor = 100\nreason = " "\n', ["add its reason"]),
+        (MANIFEST + "[tolerance]\nfactor = 100\n", ["[tolerance] departs"]),
+        (MANIFEST + '[tolerance]\nfactor = 100\nreason = " "\n', ["add its reason"]),
         ("family = 'toy'\ntitle\n", ["not valid TOML", "line 2, column 6"]),
-        (GOOD.replace('title = "Doubling"', ""), ["'title' is missing"]),
-        ("colour = 1\n" + GOOD, ["unknown key 'colour'", "family, title, sizes"]),
+        (MANIFEST.replace('title = "Doubling"', ""), ["'title' is missing"]),
+        ("colour = 1\n" + MANIFEST, ["unknown key 'colour'", "family, title, sizes"]),
         *(
-            (GOOD + f'[tolerance]\n{name} = {value}\nreason = "r"\n', [f"tolerance.{name}"])
+            (MANIFEST + f'[tolerance]\n{name} = {value}\nreason = "r"\n', [f"tolerance.{name}"])
             for name in ("factor", "floor_ulp", "stated.max_atol", "stated.max_rtol")
             for value in ("nan", "inf", "-1.0", "1e9")
         ),
-        (GOOD + "[tolerance]\nrtol = 0.1\n", ["'tolerance.rtol'", "factor, floor_ulp, "]),
-        ('precision = "fp8"\n' + GOOD, ["'precision' is 'fp8'", "'tf32' or 'half'"]),
-        (GOOD.replace("ROWS = 400", 'ROWS = "400"'), ["'sizes.gpu.ROWS' is '400'", "integer"]),
-        (GOOD.replace("sizes.cpu", "sizes.tpu"), ["no table [sizes.cpu]"]),
-        (GOOD + "COLS = 3\n", ["COLS is set in only one"]),
+        (MANIFEST + "[tolerance]\nrtol = 0.1\n", ["'tolerance.rtol'", "factor, floor_ulp, "]),
+        ('precision = "fp8"\n' + MANIFEST, ["'precision' is 'fp8'", "'tf32' or 'half'"]),
+        (MANIFEST.replace("ROWS = 400", 'ROWS = "400"'), ["'sizes.gpu.ROWS' is '400'", "integer"]),
+        (MANIFEST.replace("sizes.cpu", "sizes.tpu"), ["no table [sizes.cpu]"]),
+        (MANIFEST + "COLS = 3\n", ["COLS is set in only one"]),
         (NARROW, ["[values] excludes", "reason"]),
-        (GOOD + "[values]\nonly = []\n", ["'values.only'", "without, reason"]),
+        (MANIFEST + "[values]\nonly = []\n", ["'values.only'", "without, reason"]),
     ],
 )
 def test_what_a_manifest_may_not_say_is_told_with_what_it_may(text: str, said: list[str]) -> None:
