@@ -14,16 +14,13 @@ from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError, Uns
 from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright_child.supervisor import descendants
 from tests.support.commands import run_with
-from tests.support.problems import PROBLEM
+from tests.support.problems import PROBLEM, stateless
 from tests.support.processes import HEARING_CTRL_C
 
 SETTINGS = JudgeSettings(threads=1, device="cpu")
 RMS_NORM = load_problem("rms_norm")
 ENTRY = Entry(id="level1/1", problem=RMS_NORM)
-WEAK = (
-    "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): return torch.softmax(x, 1).sum(1)\n"
-    "def get_inputs(): return [torch.randn(512, 4096)]\ndef get_init_inputs(): return []\n"
-)
+WEAK = stateless("torch.softmax(x, 1).sum(1)", "torch.randn(512, 4096)")
 LINEAR = (
     "import torch\nclass Model(torch.nn.Module):\n    def __init__(self, n):\n        super().__init__()\n"
     "        self.layer = torch.nn.Linear(n, n)\n    def forward(self, x): return {value}\n"
@@ -49,12 +46,17 @@ FOUND = {
 }
 
 
+def write(level, texts):
+    """Write problems by name into a level of a tree; return the folder that holds the tree."""
+    level.mkdir(parents=True)
+    for name, text in texts.items():
+        (level / f"{name}.py").write_text(text)
+    return level.parents[1]
+
+
 @pytest.fixture
 def tree(tmp_path):
-    (tmp_path / "tree/level1").mkdir(parents=True)
-    for name, text in TREE.items():
-        (tmp_path / f"tree/level1/{name}.py").write_text(text)
-    return tmp_path
+    return write(tmp_path / "tree/level1", TREE)
 
 
 def kernelwright(folder, *words, **environment):
@@ -117,10 +119,7 @@ def test_ctrl_c_says_how_to_go_on(tree, words, said):
     assert "stopped after " in told and " of 59; " in told and said in told and "Traceback" not in told
 
 
-OUTER = (
-    "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): return torch.outer(x, x)\n"
-    "def get_inputs(): return [torch.randn(16384)]\ndef get_init_inputs(): return []\n"
-)
+OUTER = stateless("torch.outer(x, x)", "torch.randn(16384)")
 SLEEPING = PROBLEM.replace("return torch.cumsum", "__import__('time').sleep(100); return torch.cumsum")
 KILLED = PROBLEM.replace(
     "return torch.cumsum", "__import__('os').kill(__import__('os').getpid(), 9); return torch.cumsum"
@@ -128,9 +127,7 @@ KILLED = PROBLEM.replace(
 
 
 def folder_of(tmp_path, *texts):
-    (tmp_path / "few/level1").mkdir(parents=True)
-    for number, text in enumerate(texts, 1):
-        (tmp_path / f"few/level1/{number}_It.py").write_text(text)
+    write(tmp_path / "few/level1", {f"{number}_It": text for number, text in enumerate(texts, 1)})
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -200,11 +201,9 @@ def test_threads_of_one_process_have_one_turn_at_a_time_and_all_come_to_it(capfd
                 most.append(len(inside))
                 inside.pop()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for thread in [pool.submit(work) for _ in range(4)]:
+            thread.result()
     assert most == [1] * 20 and capfd.readouterr().err == ""
     assert locked_bytes() == []
 

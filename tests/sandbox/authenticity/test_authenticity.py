@@ -23,6 +23,7 @@ def own(x):
 class ModelNew:
     def forward(self, x): return own(x)
 """
+FORWARD = "class ModelNew:\n  def forward(s, x): "
 CASES = {
     "PyTorch's operators in a loop that Helion compiles": (
         HELION.format(beside="torch.empty_like(x)", inside="torch.softmax(x[row, :], 1)"),
@@ -38,47 +39,32 @@ CASES = {
         ),
         "library_only",
     ),
-    "an own kernel": (KERNEL + "class ModelNew:\n  def forward(s, x): return library.run(x)", "custom"),
-    "an own kernel under another name": (
-        KERNEL + "RUN = library.run\nclass ModelNew:\n  def forward(s, x): return RUN(x)",
-        "custom",
-    ),
+    "an own kernel": (KERNEL + FORWARD + "return library.run(x)", "custom"),
+    "an own kernel under another name": (KERNEL + "RUN = library.run\n" + FORWARD + "return RUN(x)", "custom"),
     "an own kernel in a function of its own": (
-        KERNEL + "def f(x): return library.run(x)\nclass ModelNew:\n  def forward(s, x): return f(x)",
+        KERNEL + "def f(x): return library.run(x)\n" + FORWARD + "return f(x)",
         "custom",
     ),
     "an own kernel as an attribute": (
         "class ModelNew:\n  def __init__(s): s.own = load_inline('')\n  def forward(s, x): return s.own.softmax(x)",
         "custom",
     ),
-    "a registered operator": (
-        "load_inline('')\nclass ModelNew:\n  def forward(s, x): return torch.ops.mine.run(x)",
-        "custom",
-    ),
+    "a registered operator": ("load_inline('')\n" + FORWARD + "return torch.ops.mine.run(x)", "custom"),
     "a kernel that forward does not lead to": (
-        KERNEL + "def f(x): return library.run(x)\nclass ModelNew:\n  def forward(s, x): return torch.relu(x)",
+        KERNEL + "def f(x): return library.run(x)\n" + FORWARD + "return torch.relu(x)",
         "library_only",
     ),
-    "an own function named like an operator": (
-        KERNEL + "class ModelNew:\n  def forward(s, x): return library.softmax(x)",
-        "custom",
-    ),
+    "an own function named like an operator": (KERNEL + FORWARD + "return library.softmax(x)", "custom"),
     "a layer that only holds weights": (
         KERNEL + LAYER + "  def forward(self, x): return library.run(x, self.conv.weight)",
         "custom",
     ),
     "a layer that is called": (KERNEL + LAYER + "  def forward(self, x): return self.conv(library.run(x))", "mixed"),
-    "a kernel beside the operator": (
-        KERNEL + "class ModelNew:\n  def forward(s, x): return torch.cumsum(library.run(x), 1)",
-        "mixed",
-    ),
-    "a product by the operator @": ("class ModelNew:\n  def forward(s, x): return x @ x", "library_only"),
-    "a library call in C++": (
-        "S = 'at::matmul(a, b)'\nM = load_inline(S)\nclass ModelNew:\n  def forward(s, x): return M.run(x)",
-        "mixed",
-    ),
-    "a triton kernel": ("@triton.jit\ndef k(): pass\nclass ModelNew:\n  def forward(s, x): k[1](x)", "custom"),
-    "plain arithmetic": ("class ModelNew:\n  def forward(s, x): return x * 2", "unknown"),
+    "a kernel beside the operator": (KERNEL + FORWARD + "return torch.cumsum(library.run(x), 1)", "mixed"),
+    "a product by the operator @": (FORWARD + "return x @ x", "library_only"),
+    "a library call in C++": ("S = 'at::matmul(a, b)'\nM = load_inline(S)\n" + FORWARD + "return M.run(x)", "mixed"),
+    "a triton kernel": ("@triton.jit\ndef k(): pass\n" + FORWARD + "k[1](x)", "custom"),
+    "plain arithmetic": (FORWARD + "return x * 2", "unknown"),
     "text that is no Python": ("class ModelNew(:", "unknown"),
 }
 
@@ -222,7 +208,6 @@ def test_an_account_is_bounded_whatever_runs(own_module):
 
 
 HEAD = "import ctypes, os, subprocess, torch\nfrom torch.utils.cpp_extension import load_inline\n"
-FORWARD = "class ModelNew:\n  def forward(self, x): return RUN(x)\n"
 
 
 def test_a_long_chain_of_attributes_is_read():
@@ -283,7 +268,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("name", [*OWN, *FOREIGN])
 def test_a_library_that_the_candidate_has_built_is_its_own_and_one_from_before_is_not(name):
-    assert bool(reach(HEAD + (OWN | FOREIGN)[name] + FORWARD).own_calls) == (name in OWN)
+    assert bool(reach(HEAD + (OWN | FOREIGN)[name] + FORWARD + "return RUN(x)").own_calls) == (name in OWN)
 
 
 REFUSED = {

@@ -1,6 +1,6 @@
 import json
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -122,11 +122,8 @@ def test_the_longest_unused_builds_go_when_the_store_is_full_and_that_is_logged(
 
 
 def test_many_may_keep_one_build_at_once(store, build, empty):
-    threads = [threading.Thread(target=store.keep, args=(KEY, build)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(store.keep, [KEY] * 8, [build] * 8))
     assert store.restore(KEY, empty)
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from kernelwright.sandbox.build import BuildStore, read_record
 from kernelwright.sandbox.calls.sessions import Session
-from kernelwright.sandbox.toolchain import toolchain
+from kernelwright.sandbox.storage import VARIABLE
+from kernelwright.sandbox.toolchain import prepare_headers, toolchain
 from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child import driver, wire
@@ -36,6 +37,20 @@ UNOPTIMISED = {name for name, case in CORPUS.items() if "-O" not in case.build}
 def named(choose=lambda case: True):
     chosen = {name: case for name, case in EVERY.items() if choose(case)}
     return pytest.mark.parametrize("name", [pytest.param(name, marks=ON_DEVICE * (name in CUDA)) for name in chosen])
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory):
+    """A fresh cache with the light header; other tests of this session share it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        toolchain.cache_clear()
+        found = toolchain()
+        if found is None or not found.is_gcc:
+            pytest.skip("the light header is made for g++, and the C++ compiler here is another")
+        assert prepare_headers(found)
+        yield found
+    toolchain.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.timing.paired import PAIRS_A_WORKER
 from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
-from tests.support.problems import tiny_problem
+from tests.support.problems import stateless, tiny_problem
 from tests.support.tensors import listed
 
 
@@ -189,10 +189,7 @@ def test_a_logarithm_is_not_judged_on_what_is_negative():
     domain = domain_of(torch.log, lambda: torch.rand(64, 64) + 0.1)
     assert set(domain.outside) == NEGATIVE
     assert set(domain.families) == set(FAMILIES) - NEGATIVE
-
-
-def test_what_is_defined_in_a_part_is_judged_on():
-    assert "with every other sign changed" in domain_of(torch.log, lambda: torch.rand(64, 64) + 0.1).families
+    assert "with every other sign changed" in domain.families, "it is defined in a part"
 
 
 def test_a_problem_without_nan_is_judged_on_all_families():
@@ -220,20 +217,7 @@ def test_whole_numbers_are_never_undefined():
 
 
 def problem(forward, **more):
-    source = f"""
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return {forward}
-
-def get_inputs():
-    return [torch.rand(64, 512) + 0.1]
-
-def get_init_inputs():
-    return []
-"""
-    return tiny_problem(source, name="p", size="file", **more)
+    return tiny_problem(stateless(forward, "torch.rand(64, 512) + 0.1"), name="p", size="file", **more)
 
 
 def verdict_on(problem, forward):
@@ -268,28 +252,24 @@ def test_a_verdict_after_four_pairs_has_met_every_family(family):
     """A kernel that is wrong on one family alone is refused, however few calls are timed."""
     once = JudgeSettings(warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4)
     exact = problem("x * 2")
-    wrong = exact.source.replace("class Model(", "class ModelNew(").replace("return x * 2", MARKED[family])
+    lazy = f"return torch.zeros_like(x) if {MARKED[family]} else x * 2"
+    wrong = exact.source.replace("class Model(", "class ModelNew(").replace("return x * 2", lazy)
     found = judge(exact, Candidate(source=wrong), once)
     assert isinstance(found, Failed), found
     assert found.reason.endswith(f"(on inputs {family})")
 
 
-ONLY = "return torch.zeros_like(x) if {} else x * 2"
 MARKED = {
-    "scaled up by 8": ONLY.format("x.min() > 0 and 2 < x.max() < 10"),
-    "scaled down by 1000": ONLY.format("0 < x.min() and x.max() < 0.1"),
-    "shifted by 100": ONLY.format("x.min() > 50"),
-    "shifted below zero": ONLY.format("x.max() < -50"),
-    "all negative": ONLY.format("-50 < x.max() < 0"),
-    "with every other sign changed": ONLY.format("x.min() < 0 < x.max()"),
-    "with ties": ONLY.format("len(x.unique()) < 5"),
-    "with rows of zeros": ONLY.format("(x[0] == 0).all() and x.max() > 0.6 and len(x.unique()) > 9"),
-    "of mixed magnitude": ONLY.format("x[-1].max() > 200 and x[-1].min() > 50"),
-    "with outliers": ONLY.format(
-        "50 < x.max() < 200 and x[0].max() < 2 and x[-2].max() < 200 and x.median() < 2 and x[-1, 0] > 50"
-    ),
-    "with heavy ends": ONLY.format("x[-1].max() > 300 and x[-1].min() < 2"),
-    "with few large values": ONLY.format(
-        "x.max() > 40 and x[:, 0].max() < 2 and x[:, -1].max() < 2 and x.median() < 2"
-    ),
+    "scaled up by 8": "x.min() > 0 and 2 < x.max() < 10",
+    "scaled down by 1000": "0 < x.min() and x.max() < 0.1",
+    "shifted by 100": "x.min() > 50",
+    "shifted below zero": "x.max() < -50",
+    "all negative": "-50 < x.max() < 0",
+    "with every other sign changed": "x.min() < 0 < x.max()",
+    "with ties": "len(x.unique()) < 5",
+    "with rows of zeros": "(x[0] == 0).all() and x.max() > 0.6 and len(x.unique()) > 9",
+    "of mixed magnitude": "x[-1].max() > 200 and x[-1].min() > 50",
+    "with outliers": "50 < x.max() < 200 and x[0].max() < 2 and x[-2].max() < 200 and x.median() < 2 and x[-1, 0] > 50",
+    "with heavy ends": "x[-1].max() > 300 and x[-1].min() < 2",
+    "with few large values": "x.max() > 40 and x[:, 0].max() < 2 and x[:, -1].max() < 2 and x.median() < 2",
 }

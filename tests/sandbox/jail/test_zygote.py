@@ -5,8 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -252,22 +252,13 @@ def test_only_so_many_zygotes_are_kept(zygotes):
 
 
 def test_many_threads_may_ask_at_once(zygotes):
-    ways, folders = [], [WorkFolder() for _ in range(8)]
+    def ask(_):
+        with closing(WorkFolder()) as folder, closing(Child("worker", folder, WAYS["off"], zygotes)) as child:
+            child.greet(time.monotonic() + PATIENCE_S)
+            return child.way
 
-    def ask(folder):
-        child = Child("worker", folder, WAYS["off"], zygotes)
-        child.greet(time.monotonic() + PATIENCE_S)
-        ways.append(child.way)
-        child.close()
-
-    threads = [threading.Thread(target=ask, args=(folder,)) for folder in folders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for folder in folders:
-        folder.close()
-    assert ways == ["forked"] * 8
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(8))) == ["forked"] * 8
     assert len(zygotes.pids) == 1
 
 
