@@ -41,15 +41,11 @@ def test_another_source_or_flag_is_another_call(change):
 
 
 def test_a_file_counts_by_its_content_and_not_by_its_path(tmp_path):
-    for name, text in (("a.cpp", "int f();"), ("b.cpp", "int f();"), ("c.cpp", "int g();")):
-        (tmp_path / name).write_text(text)
-    same, also, other = (keys(load, "x", [str(tmp_path / name)]) for name in ("a.cpp", "b.cpp", "c.cpp"))
+    path, others = tmp_path / "a.cpp", [tmp_path / "b.cpp", tmp_path / "c.cpp"]
+    for file, text in zip((path, *others), ("int f();", "int f();", "int g();"), strict=True):
+        file.write_text(text)
+    same, also, other = (keys(load, "x", [str(file)]) for file in (path, *others))
     assert same.essence == also.essence != other.essence
-
-
-def test_a_file_that_was_changed_is_another_call_under_the_same_path(tmp_path):
-    path = tmp_path / "a.cpp"
-    path.write_text("int f();")
     before = keys(load, "x", path)
     path.write_text("int g();")
     assert keys(load, "x", path).whole != before.whole

@@ -76,16 +76,13 @@ def test_views_take_nothing(planned):
     assert planned("y = x * 2\n        return y.view(10, 100).t()", "torch.randn(1000)")["peak"] == 1000 * F32
 
 
-def test_weights_are_parameters_and_buffers_once_each(planned):
+def test_weights_are_parameters_and_buffers_once_each_with_arguments_by_place_or_name(planned):
     constructor = (
         "self.one = nn.Linear(n, 20, bias=False); self.same = self.one; self.register_buffer('b', torch.ones(7))"
     )
     found = planned("return self.one(x)", "torch.randn(5, 30)", constructor, ", n", "[30]")
     assert found["weights"] == (30 * 20 + 7) * F32
     assert found["result"] == found["peak"] == 5 * 20 * F32
-
-
-def test_constructors_take_arguments_by_name_too(planned):
     found = planned("return self.one(x)", "torch.randn(5, 30)", "self.one = nn.Linear(n, 2)", ", n", "{'n': 30}")
     assert found["weights"] == 62 * F32
 

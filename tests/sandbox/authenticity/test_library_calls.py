@@ -1,3 +1,4 @@
+import os
 import struct
 import subprocess
 import textwrap
@@ -158,19 +159,14 @@ def library(tmp_path_factory):
     return folder
 
 
-def test_the_undefined_symbols_of_what_was_built_are_read(library):
+def test_the_undefined_symbols_of_what_was_built_are_read_under_any_name_and_folder(library, tmp_path):
     assert vendor_symbols(needed_symbols(library)) == {"sgemm_"}
-
-
-def test_a_library_under_any_name_and_folder_is_read(library, tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "data.txt").write_bytes((library / "a.so").read_bytes())
     assert "sgemm_" in needed_symbols(tmp_path)
 
 
 def test_links_pipes_and_folders_that_are_not_there_are_passed_over(library, tmp_path):
-    import os
-
     (tmp_path / "link.so").symlink_to(library / "a.so")
     os.mkfifo(tmp_path / "pipe.so")
     assert needed_symbols(tmp_path) == needed_symbols(Path("/nowhere")) == set()

@@ -152,15 +152,11 @@ def folder_with(tmp_path, *lines):
     return tmp_path
 
 
-def test_each_compilation_is_told_with_its_way_and_its_seconds(tmp_path):
-    (only,) = read_record(folder_with(tmp_path, json.dumps(LINE))).compilations
-    assert (only.extension, only.way, only.seconds) == ("ext", "light", 4.2)
-
-
-def test_a_compilation_that_failed_is_told_as_such(tmp_path):
-    lines = [json.dumps(LINE), json.dumps(LINE | {"compiled": False})]
-    way = "ext main.cpp: light, 4.2 s"
-    assert read_record(folder_with(tmp_path, *lines)).ways == (way, f"{way}, failed")
+def test_each_compilation_is_reported_with_its_way_its_seconds_and_whether_it_failed(tmp_path):
+    record = read_record(folder_with(tmp_path, json.dumps(LINE), json.dumps(LINE | {"compiled": False})))
+    first, way = record.compilations[0], "ext main.cpp: light, 4.2 s"
+    assert (first.extension, first.way, first.seconds) == ("ext", "light", 4.2)
+    assert record.ways == (way, f"{way}, failed")
 
 
 def test_lines_that_are_no_claims_are_left_out(tmp_path):

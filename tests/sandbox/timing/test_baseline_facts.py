@@ -32,31 +32,22 @@ def measurement(eager_ms=2.0, placebo=1.0, samples=QUICK):
     return Measurement(pairings=pairings, threads=3, placebo=pairing("eager again", placebo))
 
 
-def test_what_was_measured_is_known_with_interval_device_versions_and_date(times):
+def test_what_was_measured_is_known_with_its_conditions_and_reported_on_one_line_the_fastest_first(times):
     times.keep(measurement(), place())
     compiled, eager = times.known()
     assert (eager.baseline, eager.median_ms, eager.samples) == ("eager", 2.0, QUICK)
     assert eager.low_ms == pytest.approx(2.0) == eager.high_ms
     assert eager.device.endswith(", 3 threads") and eager.versions["torch"] and eager.measured_at[:2] == "20"
     assert compiled.baseline == "torch.compile default"
-
-
-def test_it_is_told_on_one_line_the_fastest_first(times):
-    times.keep(measurement(), place())
     (line,) = in_words(times.known())
     assert "default 1.50 ms, eager 2.00 ms" in line
 
 
-def test_a_later_measurement_takes_the_place_of_an_earlier_one(times):
+@pytest.mark.parametrize(("samples", "eager_ms"), [(QUICK, 3.0), (QUICK - 1, 2.0)], ids=["a timing", "a quick check"])
+def test_a_later_timing_replaces_an_earlier_one_and_a_quick_check_does_not(times, samples, eager_ms):
     times.keep(measurement(eager_ms=2.0), place())
-    times.keep(measurement(eager_ms=3.0), place())
-    assert [time.median_ms for time in times.known()] == [1.5, 3.0]
-
-
-def test_a_quick_check_does_not_replace_a_timing(times):
-    times.keep(measurement(eager_ms=2.0), place())
-    times.keep(measurement(eager_ms=3.0, samples=QUICK - 1), place())
-    assert [time.median_ms for time in times.known()] == [1.5, 2.0]
+    times.keep(measurement(eager_ms=3.0, samples=samples), place())
+    assert [time.median_ms for time in times.known()] == [1.5, eager_ms]
 
 
 def test_what_the_placebo_speaks_against_or_is_of_another_problem_is_not_told(times, tmp_path):
