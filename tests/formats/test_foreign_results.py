@@ -118,17 +118,14 @@ def test_results_have_all_keys_that_their_scripts_read_and_baselines_lie_in_a_fi
     assert compiled.exists() and eager["level1"]["1_Double.py"].mean == 4 * 1.1875
 
 
-def test_two_levels_get_a_folder_each(tmp_path, problems):
-    outcomes = [outcome(problems["level1/1"], passed()), outcome(problems["level2/3"], passed())]
-    kernelbench.write_run(tmp_path, outcomes)
+def test_two_levels_get_a_folder_each_and_a_problem_that_is_not_theirs_is_left_out(tmp_path, problems):
+    outcomes = [
+        outcome(one, passed()) for one in (problems["level1/1"], problems["level2/3"], load_problem("rms_norm"))
+    ]
+    (reason,) = kernelbench.write_run(tmp_path, outcomes)
+    assert reason.startswith("rms_norm has no level")
     assert {path.parent.name for path in tmp_path.rglob("eval_results.json")} == {"level1", "level2"}
     assert len(kernelbench.read_run(tmp_path).samples) == 2
-
-
-def test_a_problem_that_is_not_theirs_is_left_out_and_told(tmp_path):
-    left = kernelbench.write_run(tmp_path, [outcome(load_problem("rms_norm"), passed())])
-    (reason,) = left
-    assert reason.startswith("rms_norm has no level")
 
 
 def test_a_submission_holds_the_fastest_right_sample_of_each_problem(problems):
@@ -145,13 +142,10 @@ def test_a_submission_holds_the_fastest_right_sample_of_each_problem(problems):
 
 def test_languages_with_a_backend_of_theirs_run_on_a_gpu_and_an_unknown_backend_is_refused():
     assert {"cuda", "triton"} <= set(BACKENDS) <= set(ON_DEVICE)
+    for backend in ("cuda", "triton", "tilelang", "cute"):
+        assert BACKENDS[language_of_backend(backend.upper())] == backend
     with pytest.raises(ProblemError, match=r"'opencl'.* cuda, .*triton"):
         language_of_backend("opencl")
-
-
-@pytest.mark.parametrize("backend", ["cuda", "triton", "tilelang", "cute"])
-def test_a_backend_of_theirs_leads_to_a_language_and_back(backend):
-    assert BACKENDS[language_of_backend(backend.upper())] == backend
 
 
 @pytest.mark.parametrize(("backend", "said"), [("hip", "for AMD GPUs"), ("thunderkittens", "in no package")])
@@ -203,12 +197,9 @@ def test_a_solution_is_written_as_it_was_read(tmp_path, content):
     assert json.loads((tmp_path / "again.json").read_text()) == content and not found.unknown()
 
 
-def test_a_function_that_fills_its_outputs_becomes_a_module_that_returns_them():
+def test_a_function_that_fills_its_outputs_becomes_a_module_and_one_that_returns_them_needs_no_definition():
     result = called(flashinfer.source_of(solution(), Definition.model_validate(DEFINITION)))
     assert result.shape == (3, 64) and bool((result == 1).all())
-
-
-def test_a_function_that_returns_its_outputs_needs_no_definition():
     own = solution(spec={"destination_passing_style": False}, sources=[{"path": "main.py", "content": RETURNS}])
     assert bool((called(flashinfer.source_of(own, None)) == 1).all())
 

@@ -62,16 +62,13 @@ def test_a_field_that_is_not_known_is_kept_and_told():
     assert sorted(definition.unknown()) == ["axes.more.parent", "colour"]
 
 
-def test_definition_and_workloads_survive_files(tmp_path):
+def test_definition_and_workloads_survive_files_and_an_unknown_field_is_noted(tmp_path):
     root = write_sol(tmp_path, DEFINITION, [WORKLOAD | {"tolerance": TOLERANCE, "note": "x"}])
     definition = read_definition(root / "definition.json")
     workloads, traced = read_workloads(root / "workload.jsonl", definition)
     assert [workload.as_json() for workload in workloads] == [WORKLOAD | {"tolerance": TOLERANCE, "note": "x"}]
     assert not traced and workloads[0].unknown() == ["note"]
-
-
-def test_an_unknown_field_of_a_workload_is_told_with_the_problem(tmp_path):
-    (entry,) = read_collection(write_sol(tmp_path, DEFINITION, [WORKLOAD | {"note": "x"}])).entries
+    (entry,) = read_collection(root).entries
     (note,) = entry.notes
     assert "'workload.note'" in note
 

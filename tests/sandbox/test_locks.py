@@ -129,13 +129,10 @@ def may_time(cores, shared=False):
         return False
 
 
-def test_a_core_is_timed_on_by_one_alone():
+def test_a_core_is_timed_on_by_one_alone_and_parts_of_a_processor_side_by_side():
     with processor_lock((0, 1)):
         assert not may_time((0, 1)) and not may_time((1,)) and not may_time((1, 2))
     assert may_time((0, 1))
-
-
-def test_parts_of_a_processor_are_timed_on_side_by_side():
     with processor_lock((0,)), processor_lock((1,)):
         assert not may_time((0, 1))
 

@@ -133,17 +133,11 @@ def test_who_did_the_work_is_told_by_the_share_of_the_time(label, observed):
     assert judge_authenticity(DECOY, observed).label == label
 
 
-def test_a_kernel_whose_line_ran_alone_is_custom():
+def test_a_kernel_counts_where_its_line_ran_and_the_evidence_says_that_the_process_could_lie():
     assert judge_authenticity(ZEROS, seen(("aten::empty", 1, 2.0), lines=(CALL,))).label == "custom"
-
-
-def test_a_kernel_whose_line_did_not_run_leaves_the_library():
     found = judge_authenticity(ZEROS, seen(RELU, lines=(FALLBACK,)))
     assert found.label == "library_only"
     assert [one for one in found.evidence if "80 %" in one and "aten::relu" in one]
-
-
-def test_evidence_says_that_the_observed_process_could_lie():
     assert "could lie" in judge_authenticity(ZEROS, seen(lines=(CALL,))).evidence[-1]
 
 

@@ -141,15 +141,12 @@ def test_it_counts_among_all_that_is_kept_and_goes_first_when_it_is_the_longest_
     assert not tools.light.exists()
 
 
-def test_a_compiler_that_fails_makes_nothing_and_its_words_are_logged(tools, logged):
+def test_a_compiler_that_is_not_gcc_or_fails_makes_nothing_and_its_words_are_logged(tools, logged):
+    assert not prepare_headers(tools._replace(is_gcc=False))
     Path(tools.compiler).write_text("#!/bin/sh\necho 'x.h:1: error: no such thing' >&2\nexit 1\n")
     assert not prepare_headers(tools)
     assert "plain/binding.o" in logged.text and "x.h:1: error: " in logged.text
     assert not [path for path in tools.light.rglob("*.o*")]
-
-
-def test_a_compiler_that_is_not_gcc_makes_nothing(tools):
-    assert not prepare_headers(tools._replace(is_gcc=False))
 
 
 def test_what_another_process_makes_is_left_to_it(tools, logged):

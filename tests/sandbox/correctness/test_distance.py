@@ -245,12 +245,9 @@ def test_parts_join_to_the_whole_bit_by_bit(rows):
     assert joined.values().tree == {"l": [{"t": 0}, {"t": 1}]}
 
 
-def test_only_inputs_as_long_as_the_result_are_cut():
+def test_only_inputs_as_long_as_the_result_are_cut_and_of_several_all_first_and_then_each():
     inputs = listed(torch.randn(8, 3), torch.randn(3, 8), torch.tensor(2.0))
     assert list(cuts(inputs, listed(torch.randn(8, 2)))) == [Cut(frozenset({0}), 8)]
-
-
-def test_where_several_are_as_long_all_of_them_are_tried_first_and_then_each():
     square = listed(torch.randn(6, 6), torch.randn(6, 6))
     found = list(cuts(square, listed(torch.randn(6, 6))))
     assert found == [Cut(frozenset(which), 6) for which in ({0, 1}, {0}, {1})]
