@@ -4,10 +4,9 @@ import json
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
-from functools import partial
+from contextlib import closing, suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -77,16 +76,19 @@ def check(
 
 
 class Checks:
-    """Checks problems: one alone in this process, several in another. If that is killed, one problem has failed."""
+    """Checks problems: one alone in this process, several in another. If that is killed, one problem has failed.
+
+    The other process is asked over a pipe, without threads and their locks: Ctrl-C may come at any time.
+    """
 
     def __init__(self, threads: int | None, separate: bool) -> None:
         from kernelwright.sandbox.jail.zygote import prepare_judge
 
-        self._begin = partial(prepare_judge, threads, separate)
         self._separate = multiprocessing.get_context("spawn") if separate else None
-        self._pool: ProcessPoolExecutor | None = None
+        self._threads = threads
+        self._process: BaseProcess | None = None
         if not separate:
-            self._begin()
+            prepare_judge(threads, separate)
 
     def line(self, wanted: Wanted) -> "Checked":
         """Check one problem. Raises `MachineError`."""
@@ -95,20 +97,45 @@ class Checks:
         entry, settings = wanted
         if self._separate is None or entry.problem is None:
             return check_entry(examine_problem, settings, entry)
-        self._pool = self._pool or ProcessPoolExecutor(1, self._separate, self._begin)
+        if self._process is None:
+            self._pipe, theirs = self._separate.Pipe()
+            self._process = self._separate.Process(target=_check_asked, args=(theirs, self._threads))
+            self._process.start()
+            theirs.close()
         try:
-            return self._pool.submit(check_entry, examine_problem, settings, entry).result()
-        except BrokenProcessPool:
-            self._pool = None
+            self._pipe.send((settings, entry))
+            answer = self._pipe.recv()
+        except (EOFError, OSError):
+            self.close()
             killed = {"status": "failed", "why": (OF_KILLED,), "kinds": ("killed",)}
             return begun(entry, settings).model_copy(update=killed)
+        if isinstance(answer, BaseException):
+            raise answer
+        found: Checked = answer
+        return found
 
     def close(self) -> None:
         """End the other process, and what it is doing."""
-        for process in multiprocessing.active_children():
-            process.kill()
-        if self._pool is not None:
-            self._pool.shutdown()
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._process = None
+
+
+def _check_asked(pipe: Connection, threads: int | None) -> None:
+    """Check what comes over the pipe, until it is closed."""
+    from kernelwright.evals.checking import check_entry, examine_problem
+    from kernelwright.sandbox.jail.zygote import prepare_judge
+
+    with suppress(EOFError, OSError, KeyboardInterrupt):
+        prepare_judge(threads, True)
+        while True:
+            settings, entry = pipe.recv()
+            try:
+                answer: object = check_entry(examine_problem, settings, entry)
+            except Exception as error:  # it is raised where it was asked for
+                answer = error
+            pipe.send(answer)
 
 
 def _checked(wanted: Sequence[Wanted], checks: Checks, out: Path | None, as_json: bool) -> "list[Checked]":
