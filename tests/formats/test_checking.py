@@ -27,7 +27,7 @@ LINEAR = (
     "def get_inputs(): return [torch.randn(512, 1024)]\ndef get_init_inputs(): return [1024]\n"
 )
 TREE = {
-    "1_Sum": PROBLEM,
+    "1_Sum": PROBLEM.replace("torch.randn(256, 2048)", "torch.randn(2048, 2048)"),
     "2_Weak": WEAK,
     "3_Random": PROBLEM.replace("torch.cumsum(x, dim=1)", "torch.cumsum(x, dim=1) + torch.randn_like(x)"),
     "4_Huge": PROBLEM.replace("torch.randn(256, 2048)", "torch.randn(1048576, 1048576)"),

@@ -35,7 +35,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-WIDE = "torch.randn(768, 1024)"
+WIDE, LONG = "torch.randn(768, 1024)", "torch.randn(4096, 1024)"
 CACHE = """
         self.register_buffer('cache', torch.zeros(4, 768, 1024))
         self.register_buffer('pos', torch.zeros((), dtype=torch.long))
@@ -49,7 +49,7 @@ POSED = {
         ", ".join([WIDE] * 3),
         "momentum.mul_(0.9).add_(gradient); weight.sub_(momentum * 0.1); return None",
     ),
-    "out": ("pass", "a, b, c", f"{WIDE}, {WIDE}, torch.zeros(768, 1024)", "torch.add(a, b, out=c); return None"),
+    "out": ("pass", "a, b, c", f"{LONG}, {LONG}, torch.zeros(4096, 1024)", "torch.add(a, b, out=c); return None"),
     "positive": ("pass", "x", "torch.rand(64, 48)", "x.relu_(); return x[:, 1:]"),
     "buffers": (
         CACHE,
