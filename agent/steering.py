@@ -32,6 +32,7 @@ from kernelwright.agent.strategies import Step, dry_spell, last_gain
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record, read_table
 from kernelwright.prompts import applicable, idea_bank, traits_of
+from kernelwright.sandbox.verdict.verdicts import Measurement
 
 SHIPPED = Path(__file__).parent / "data" / "prices.toml"
 MILLION = 1_000_000
@@ -128,33 +129,37 @@ def out_of_attempts(view: View, config: SearchConfig) -> str | None:
 
 
 def times_the_roofline(view: View, share: float) -> float | None:
-    """Divide the best time by the least that is possible; None where one of them is unknown, or does not apply.
+    """Divide the best time by the least that is possible; see `least_of`."""
+    return room_of(view.best.measurement if view.best else None, share)
+
+
+def room_of(found: Measurement | None, share: float) -> float | None:
+    least = least_of(found, share)
+    return found.candidate_ms / least[0] if found and least else None
+
+
+def least_of(found: Measurement | None, share: float) -> tuple[float, str] | None:
+    """Return the least time in ms that bounds a measured kernel, and what takes it; None where nothing is known to.
 
     That is the roofline's time, or on a GPU that of a copy of the bytes that have to move, if it is longer. A roofline
-    counts the work of the reference's operators. A best time below `share` of it leaves out some of that work, such as
-    the other half of a triangle; then neither bounds further gains.
+    counts the work of the reference's operators. A time below `share` of it leaves out some of that work, such as the
+    other half of a triangle; then neither bounds further gains.
     """
-    best, least = view.best, _least(view, share)
-    return best.candidate_ms / least[0] if best and best.candidate_ms and least and least[2] >= share else None
-
-
-def _least(view: View, share: float) -> tuple[float, str, float] | None:
-    """Return the least time in ms, what it is in words, and the best time over the roofline's."""
-    found = view.best.measurement if view.best else None
-    if found is None or found.floor is None:
+    if found is None or found.floor is None or found.candidate_ms < share * found.floor.floor_ms:
         return None
-    floor_ms, copy_ms, best_ms = found.floor.floor_ms, found.floor.copy_ms or 0.0, found.candidate_ms
-    is_copy = found.timing_clock == "gpu_time" and max(floor_ms, share * copy_ms) <= best_ms and copy_ms > floor_ms
-    words = "a copy of the bytes that have to move takes" if is_copy else "the roofline is"
-    return (copy_ms if is_copy else floor_ms), words, best_ms / floor_ms
+    floor_ms, copy_ms = found.floor.floor_ms, found.floor.copy_ms or 0.0
+    if found.timing_clock == "gpu_time" and floor_ms < copy_ms and share * copy_ms <= found.candidate_ms:
+        return copy_ms, "a copy of the bytes that have to move takes"
+    return floor_ms, "the roofline is"
 
 
 def near_floor(view: View, share: float) -> str | None:
     """Say why no gain is left: the least time that is possible is `share` of the best, or more; None otherwise."""
-    times, best, least = times_the_roofline(view, share), view.best, _least(view, share)
-    if times is None or best is None or best.candidate_ms is None or least is None or share * times > 1:
+    found = view.best.measurement if view.best else None
+    least = least_of(found, share)
+    if found is None or least is None or share * found.candidate_ms > least[0]:
         return None
-    return f"the best takes {best.candidate_ms:.3g} ms, and {least[1]} {least[0]:.3g} ms"
+    return f"the best takes {found.candidate_ms:.3g} ms, and {least[1]} {least[0]:.3g} ms"
 
 
 def known_sum(parts: Iterable[N | None], start: N = 0) -> N | None:

@@ -14,9 +14,12 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from kernelwright.agent.providers.recorded import read_session, session_folder
 from kernelwright.agent.replies import Extraction, extract
@@ -93,6 +96,21 @@ def output_of(command: Sequence[str], limit_s: float | None = None, **environmen
     except subprocess.TimeoutExpired:
         said = ""
     return said, time.perf_counter() - start
+
+
+RESAMPLES = 10_000
+
+
+def interval_by_problem(found: Iterable[tuple[str, float]]) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of the mean of all values; problems are drawn, with all of theirs."""
+    by_problem: dict[str, list[float]] = defaultdict(list)
+    for name, value in found:
+        by_problem[name].append(value)
+    sums = np.array([sum(values) for values in by_problem.values()])
+    counts = np.array([len(values) for values in by_problem.values()])
+    drawn = np.random.RandomState(0).randint(len(sums), size=(RESAMPLES, len(sums)))
+    low, high = np.quantile(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), (0.025, 0.975))
+    return float(low), float(high)
 
 
 def spread(seconds: Sequence[float]) -> str:

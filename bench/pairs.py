@@ -11,21 +11,21 @@ parents under ncu and writes a task for each pair and kind; an answer lies next 
 
 import json
 import math
-import random
 import statistics
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from bench.measuring import Kept, Report, is_in_time, of_this_part
+from bench.measuring import Kept, Report, interval_by_problem, is_in_time, of_this_part
+from bench.results.again import problem_at
 from bench.results.records import Answered, judgings_in, records_in, rejudged
 from kernelwright import prompts
-from kernelwright.agent.briefs import sheet_for, times_and_roofline, versions_here
+from kernelwright.agent.briefs import SPARED, sheet_for, times_and_roofline, versions_here
 from kernelwright.agent.providers.files import ANSWER, TASK
 from kernelwright.agent.replies import Extraction, extract
-from kernelwright.problems import Problem, load_problem
-from kernelwright.problems.formats import SEPARATOR
+from kernelwright.agent.steering import room_of
+from kernelwright.problems import Problem
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.judge.judging import Judge
@@ -34,14 +34,13 @@ from kernelwright.sandbox.verdict.diagnoses import MOST_ROWS, WHAT_LIMITS
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.report import timing_lines
 from kernelwright.sandbox.verdict.settings import JudgeSettings
-from kernelwright.sandbox.verdict.verdicts import Look, Measurement, Passed
+from kernelwright.sandbox.verdict.verdicts import Look, Passed
 
 Kind = Literal["no profile", "raw counters", "diagnoses"]
 KINDS: tuple[Kind, ...] = ("no profile", "raw counters", "diagnoses")
 RESULTS = Path(__file__).parent.parent / "results"
 FILE = "pairs.toml"
 ROOM = 1.3
-RESAMPLES, SEED = 20_000, 2026
 COMMANDS = ("choose", "ask", "judge", "tell")
 SETTINGS = JudgeSettings(device="cuda", effort="search")
 
@@ -61,17 +60,11 @@ def choose(folder: Path = RESULTS) -> Report:
     """Fix the pairs: of each problem and dtype the best kernel, where it leaves room."""
     lines = []
     for one, parent in _kept(folder):
-        found = parent.attempt.measurement
-        if found is not None and (room := room_of(found)) is not None and room >= ROOM:
+        room = room_of(parent.attempt.measurement, SPARED)
+        if room is not None and room >= ROOM:
             lines.append(f'"{one.address} {one.dtype}" = "{parent.digest}" # {room:.2f}')
     (folder / FILE).write_text("# A problem and dtype, and the digest of the parent.\n" + "\n".join(lines) + "\n")
     return Report(f"  {len(lines)} pairs of {len({line.split()[0] for line in lines})} problems")
-
-
-def room_of(found: Measurement) -> float | None:
-    """Return the kernel's time over the roofline's, or over a copy's where that is longer; None where not known."""
-    least = found.floor and max(found.floor.floor_ms, found.floor.copy_ms or 0.0)
-    return found.candidate_ms / least if least else None
 
 
 def _kept(folder: Path) -> Iterator[tuple[Pair, Answered]]:
@@ -93,10 +86,6 @@ def _sources(folder: Path) -> dict[str, str]:
     return {answered.digest: answered.source for one in records for answered in one.attempts if answered.source}
 
 
-def _problem(tree: Path, pair: Pair) -> Problem:
-    return load_problem(f"{tree}{SEPARATOR}{pair.address}", dtype=None if pair.dtype == "float32" else pair.dtype)
-
-
 def ask(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
     """Judge each parent under ncu, and write its tasks. What is written already is left as it is."""
     sources, settings = _sources(folder), SETTINGS.model_copy(update={"profile": True})
@@ -104,7 +93,7 @@ def ask(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
     for pair in of_this_part(pairs_of(folder)):
         if not is_in_time() or all((out / f"{pair.name}.{_short(kind)}{TASK}").exists() for kind in KINDS):
             continue
-        problem = _problem(tree, pair)
+        problem = problem_at(tree, pair.address, pair.dtype)
         try:
             with Judge(problem, settings) as judge:
                 verdict = judge.judge(candidate_of(sources[pair.digest]))
@@ -128,7 +117,7 @@ def _short(kind: Kind) -> str:
 def tasks(problem: Problem, source: str, verdict: Passed) -> dict[Kind, str]:
     """Return the prompt of an improvement of this kernel with each kind of evidence."""
     measured, look = verdict.measurement, verdict.evidence.look or Look()
-    room = room_of(measured)
+    room = room_of(measured, SPARED)
     bare = timing_lines(measured, None).partition(WHAT_LIMITS)[0].rstrip()
     said: dict[Kind, str] = {
         "no profile": bare,
@@ -176,7 +165,7 @@ def judge(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
         new = [kind for kind, path in answers.items() if path.exists() and (pair.name, kind) not in known]
         if not new or not is_in_time():
             continue
-        problem = _problem(tree, pair)
+        problem = problem_at(tree, pair.address, pair.dtype)
         try:
             with Judge(problem, SETTINGS) as one:
                 parent = one.judge(candidate_of(sources[pair.digest]))
@@ -215,7 +204,8 @@ def tell(path: Path) -> Report:
         both = {pair: found[pair] - logs["no profile"][pair] for pair in found if pair in logs["no profile"]}
         against = "-"
         if kind != "no profile" and both:
-            low, middle, high = mean_interval(both, problem)
+            low, high = interval_by_problem((problem[pair], value) for pair, value in both.items())
+            middle = statistics.fmean(both.values())
             against = f"{math.exp(middle):.3f} [{math.exp(low):.3f}, {math.exp(high):.3f}], {verdict_of(low, high)}"
         lines.append(f"| {kind} | {len(found)} | {correct} | {mean} | {against} |")
     return Report("\n".join(lines))
@@ -224,19 +214,6 @@ def tell(path: Path) -> Report:
 def gain(ratio: float | None) -> float:
     """Return the logarithm of a child's speed over its parent's; 0 for a failure or a loss."""
     return max(0.0, math.log(ratio)) if ratio else 0.0
-
-
-def mean_interval(differences: dict[str, float], problem: dict[str, str]) -> tuple[float, float, float]:
-    """Return the 95 % bootstrap interval of a mean, and the mean in the middle; problems are drawn, not pairs."""
-    groups: dict[str, list[float]] = {}
-    for pair, value in differences.items():
-        groups.setdefault(problem[pair], []).append(value)
-    names, rng = sorted(groups), random.Random(SEED)
-    means = sorted(
-        statistics.fmean(value for name in rng.choices(names, k=len(names)) for value in groups[name])
-        for _ in range(RESAMPLES)
-    )
-    return means[int(0.025 * RESAMPLES)], statistics.fmean(differences.values()), means[int(0.975 * RESAMPLES)]
 
 
 def verdict_of(low: float, high: float) -> str:

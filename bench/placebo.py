@@ -20,9 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from bench.measuring import NO_DEVICE, Kept, Report, chosen, is_in_time
+from bench.measuring import NO_DEVICE, Kept, Report, chosen, interval_by_problem, is_in_time
 from kernelwright.evals.metrics import sign_test
 from kernelwright.problems import Problem, catalog_names, load_problem
 from kernelwright.problems.formats import SEPARATOR, read_collection
@@ -132,7 +130,6 @@ def least(count: int, of: int) -> float:
 CARD_COUNT, FEWEST_PROBLEMS = 40, 20
 LONG_MS = 0.1
 WITHIN, SIGN_P, SIGN_WITHIN = 0.01, 0.05, 0.003
-RESAMPLES = 10_000
 SAME = ("candidate", EAGER, PLACEBO)
 """Sides that run the same program, so that their times differ by the clock alone."""
 BUCKETS_US = (5, 10, 50, 200, 1000, 10_000)
@@ -298,7 +295,7 @@ def _span_lines(name: str, found: list[tuple[str, float]]) -> list[Line]:
     """Test problems and mean log ratios of their verdicts: the interval of the mean ratio, and the signs."""
     if not found:
         return [Line(f"{name}: no verdict", False)]
-    low, high = _interval(found)
+    low, high = interval_by_problem(found)
     mean = statistics.fmean(value for _, value in found)
     p = sign_test(sum(value > 0 for _, value in found), sum(value < 0 for _, value in found))
     return [
@@ -313,18 +310,6 @@ def _span_lines(name: str, found: list[tuple[str, float]]) -> list[Line]:
             p >= SIGN_P or abs(mean) <= SIGN_WITHIN,
         ),
     ]
-
-
-def _interval(found: list[tuple[str, float]]) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the mean, in logs; problems are drawn, with all their verdicts."""
-    by_problem: dict[str, list[float]] = defaultdict(list)
-    for name, value in found:
-        by_problem[name].append(value)
-    sums = np.array([sum(values) for values in by_problem.values()])
-    counts = np.array([len(values) for values in by_problem.values()])
-    drawn = np.random.RandomState(0).randint(len(sums), size=(RESAMPLES, len(sums)))
-    low, high = np.quantile(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), (0.025, 0.975))
-    return float(low), float(high)
 
 
 def _position_lines(rows: list[dict[str, Any]]) -> list[Line]:

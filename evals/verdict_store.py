@@ -428,9 +428,6 @@ def _derived(log: RunLog) -> RunSummary:
 def _problem_summary(log: RunLog, name: str) -> ProblemSummary:
     problem, found = log.problem(name), list(log.events(name))
     view = fold(name, found)
-    finished = [attempt for attempt in view.attempts if attempt.finished and attempt.counts]
-    outcomes = Counter(_outcome(attempt) for attempt in finished)
-    first = next((attempt for attempt in finished if attempt.passed), None)
     usages = [reply.usage for attempt in view.attempts for reply in attempt.replies]
     return ProblemSummary(
         problem=name,
@@ -438,22 +435,27 @@ def _problem_summary(log: RunLog, name: str) -> ProblemSummary:
         family=problem.family,
         level=level_of(name),
         size=problem.size,
-        attempts=len(finished),
-        passed=outcomes["passed"],
-        compiled=sum(count for outcome, count in outcomes.items() if outcome in BUILT or outcome == "passed"),
-        outcomes=dict(outcomes),
         cost_usd=total_cost([usage.cost_usd for usage in usages]),
         tokens=known_sum(count for usage in usages for count in (usage.input_tokens, usage.output_tokens)),
-        first_correct=_effort(view, first),
-        to_best=_effort(view, view.best),
+        **counts_of(view),
         best=None if view.best is None else _best_kernel(log, problem, view.best, found),
     )
 
 
-def _outcome(attempt: Attempt) -> str:
-    if attempt.ruling is None:
-        return "no candidate"
-    return attempt.ruling.stage if isinstance(attempt.ruling, Failed) else "passed"
+def counts_of(view: View) -> dict[str, Any]:
+    """Return what a `ProblemSummary` counts of the finished attempts and their verdicts, by its fields."""
+    finished = [attempt for attempt in view.attempts if attempt.finished and attempt.counts]
+    rulings = [attempt.ruling for attempt in finished]
+    outcomes = Counter(one.stage if isinstance(one, Failed) else "passed" if one else "no candidate" for one in rulings)
+    first = next((attempt for attempt in finished if attempt.passed), None)
+    return {
+        "attempts": len(finished),
+        "passed": outcomes["passed"],
+        "compiled": sum(count for outcome, count in outcomes.items() if outcome in BUILT or outcome == "passed"),
+        "outcomes": dict(outcomes),
+        "first_correct": _effort(view, first),
+        "to_best": _effort(view, view.best),
+    }
 
 
 def _effort(view: View, until: Attempt | None) -> Effort | None:

@@ -77,11 +77,13 @@ def traits_of(problem: Problem, target: Target) -> Traits:
 
     Compute-bound is a guess: a thin matrix product may well wait for memory. A guess only orders what is tried.
     """
-    used = {name.lower() for name in _names(problem.source)}
+    classes = _classes(problem.source)
+    named = [node for part in classes for node in ast.walk(part) if isinstance(node, ast.Attribute | ast.Name)]
+    used = {(node.attr if isinstance(node, ast.Attribute) else node.id).lower() for node in named}
     operators = tuple(operator for operator, names in _table("ideas.toml")["operators"].items() if set(names) & used)
     kinds = {operator in COMPUTE for operator in operators}
     bound: Bound | None = None if len(kinds) != 1 else ("compute" if kinds == {True} else "memory")
-    narrow, chain = narrow_of(problem) is not None, _is_chain(problem.source)
+    narrow, chain = narrow_of(problem) is not None, sum(map(_operators, classes)) >= CHAIN
     return Traits(operators=operators, bound=bound, target=target, narrow=narrow, chain=chain)
 
 
@@ -92,15 +94,15 @@ NAMESPACES = frozenset({"nn", "F", "torch"})
 NO_OPERATORS = frozenset({"Parameter", "ones", "zeros", "empty", "randn", "rand", "tensor", "Sequential", "ModuleList"})
 
 
-def _is_chain(source: str) -> bool:
-    """Count the operators that the classes of a source name, as far as they can be counted without running it."""
+def _classes(source: str) -> list[ast.ClassDef]:
+    """Return the classes of a source; input makers do not count. None where it cannot be parsed."""
     with suppress(SyntaxError):
-        classes = [part for part in parse_module(source).body if isinstance(part, ast.ClassDef)]
-        return sum(map(_operators, classes)) >= CHAIN
-    return False
+        return [part for part in parse_module(source).body if isinstance(part, ast.ClassDef)]
+    return []
 
 
 def _operators(part: ast.AST) -> int:
+    """Count the operators that a part of a source names, as far as they can be counted without running it."""
     found = 0
     for node in ast.iter_child_nodes(part):
         within = _operators(node)
@@ -113,15 +115,6 @@ def _operators(part: ast.AST) -> int:
                 within += CHAIN if node.func.attr in RECURRENT else 1
         found += within
     return found
-
-
-def _names(source: str) -> Iterable[str]:
-    """Yield attributes and plain names inside the classes of a source; input makers do not count."""
-    with suppress(SyntaxError):
-        for part in parse_module(source).body:
-            for node in ast.walk(part) if isinstance(part, ast.ClassDef) else ():
-                if isinstance(node, ast.Attribute | ast.Name):
-                    yield node.attr if isinstance(node, ast.Attribute) else node.id
 
 
 def applicable(ideas: Iterable[Idea], traits: Traits) -> tuple[Idea, ...]:

@@ -473,18 +473,17 @@ class DeviceTiming(Timing):
 
     def _has_timed_nothing(self, session: GpuSession, calls: int) -> bool:
         samples, work, values = self.samples, Work("touch", self._result_sizes), [self._earlier] * (1 + calls)
-        taken: list[tuple[float | None, float]] = []
+        taken: list[Link] = []
         try:
             rehearse(session, work, self._earlier, len(values))
             while len(taken) < EMPTY_CALLS:
-                links = run_chain(session, work, values, self._earlier, True).links[1:]
-                taken += [(link.judge_ms, _trusted(link)) for link in links]
+                taken += run_chain(session, work, values, self._earlier, True).links[1:]
         except CannotIssueAhead as error:
             LOG.info("calls that compute nothing: %s", error)
             relieve()
             return False
-        samples.empty_ms += [judge_ms for judge_ms, _ in taken if judge_ms is not None]
-        samples.empty_gpu_ms += [device_ms for _, device_ms in taken]
+        samples.empty_ms += [link.judge_ms for link in taken if link.judge_ms is not None]
+        samples.empty_gpu_ms += [_trusted(link) for link in taken]
         return True
 
 

@@ -353,21 +353,17 @@ def _profiled(subject: Subject) -> None:
 
 def _machine_code(subject: Subject) -> tuple[MachineCode, ...]:
     """Return the opcodes of its kernels; empty without cuobjdump, or where it fails."""
-    path, folder = cuda_tool_path("cuobjdump"), subject.built.folder
+    path = cuda_tool_path("cuobjdump")
     if path is None:
         return ()
-    folder.shown = folders(path)
     try:
-        with Session("worker", folder, subject.settings) as session:
-            session.greet()
+        with _seeing_tool(path, subject.built.folder, subject.settings) as session:
             answer = session.ask({"op": "machine code", "command": [path, "--dump-sass"]}, TOOL_S)
         return tuple(
             MachineCode(kernel=base_name(str(name))[:WIDEST], opcodes=opcodes) for name, opcodes in answer["kernels"]
         )[:MOST_KERNELS]
     except (*BAD_RUNS, KeyError, TypeError, ValueError):  # ValidationError is a ValueError
         return ()
-    finally:
-        folder.shown = ()
 
 
 def _note(built: Built, **what: object) -> None:
@@ -410,16 +406,24 @@ def _trial(
 
 
 def run_under(tool: Tool, call: ToolTask, folder: WorkFolder, settings: JudgeSettings) -> Ran:
-    folder.shown = folders(tool.path)
     more = {"memory_bytes": MEMORY * settings.memory_bytes}
     try:
-        with Session("worker", folder, settings.model_copy(update=more)) as session:
-            session.greet()
+        with _seeing_tool(tool.path, folder, settings.model_copy(update=more)) as session:
             return _asked(session, tool, call, settings)
     except ChildLate:
         return Ran(False, "", f"it did not end within {TOOL_S:.0f} s")
     except BAD_RUNS as error:
         return Ran(False, "", str(error))
+
+
+@contextmanager
+def _seeing_tool(path: str, folder: WorkFolder, settings: JudgeSettings) -> Iterator[Session]:
+    """Start a jailed child that sees a tool's folders; within the block it is ready."""
+    folder.shown = folders(path)
+    try:
+        with Session("worker", folder, settings) as session:
+            session.greet()
+            yield session
     finally:
         folder.shown = ()
 

@@ -49,7 +49,7 @@ def judge_again(folder: Path, tree: Path, report: Callable[[str], None], minutes
     records = {(one.address, one.dtype): one for one in records_in(folder)}
     rows = of_this_part(index.rows)
     pairs = [(row, answered) for row in rows for answered in waiting(records[row.address, row.dtype], known)]
-    problems = {row.address + row.dtype: problem_of(row, tree) for row, _ in pairs}
+    problems = {row.facts.digest: problem_of(row, tree) for row, _ in pairs}
     prepare_judge()
     left: list[str] = []
     for at, (row, answered) in enumerate(pairs):
@@ -58,7 +58,7 @@ def judge_again(folder: Path, tree: Path, report: Callable[[str], None], minutes
             break
         header = index.runs[row.run]
         _check_device(header["device"], index.run_summary(row).target)
-        settings, problem = _here(header["config"]["judging"]).at("rank"), problems[row.address + row.dtype]
+        settings, problem = _here(header["config"]["judging"]).at("rank"), problems[row.facts.digest]
         device = sheet_for("cuda" if settings.gpu else "cpp", ordinal=settings.ordinal).name
         where = f"{row.address} in {row.dtype}, answer {answered.attempt.number}"
         try:
@@ -75,11 +75,15 @@ def judge_again(folder: Path, tree: Path, report: Callable[[str], None], minutes
 
 def problem_of(row: Kept, tree: Path) -> Problem:
     """Return the problem of a row, from a checkout. `ProblemError` where that has another one under its address."""
-    dtype = None if row.dtype == "float32" else row.dtype
-    problem = load_problem(f"{tree}{SEPARATOR}{row.address}", dtype=dtype)
+    problem = problem_at(tree, row.address, row.dtype)
     if problem.digest != row.facts.digest:
         raise ProblemError(f"{tree} has another {row.address} than the run; check out the selection's commit")
     return problem
+
+
+def problem_at(tree: Path, address: str, dtype: str) -> Problem:
+    """Load a problem of a checkout by its address; `float32` is not cast."""
+    return load_problem(f"{tree}{SEPARATOR}{address}", dtype=None if dtype == "float32" else dtype)
 
 
 def said(before: Verdict | None, done: Judgement) -> str:
@@ -118,6 +122,10 @@ def read_hazards(folder: Path) -> dict[str, dict[str, str]]:
     return found
 
 
+def _write_hazards(folder: Path, found: dict[str, dict[str, str]]) -> None:
+    write_atomically(folder / HAZARDS, json.dumps(found, indent=1, sort_keys=True) + "\n")
+
+
 def check_hazards(folder: Path, tree: Path, report: Callable[[str], None], minutes: float = float("inf")) -> int:
     """Run the tools over what has no outcome yet; how many kernels are left. Raises `MachineError` without a tool."""
     end = time.monotonic() + 60 * minutes
@@ -135,7 +143,7 @@ def check_hazards(folder: Path, tree: Path, report: Callable[[str], None], minut
         except SandboxError as error:
             found = {tool: f"silent: {error}" for tool in TOOLS}
         known[_digest(row)] = found
-        write_atomically(folder / HAZARDS, json.dumps(known, indent=1, sort_keys=True) + "\n")
+        _write_hazards(folder, known)
         report(f"{row.address} in {row.dtype}: {', '.join(f'{tool} {said}' for tool, said in found.items())}")
     return 0
 
@@ -148,7 +156,7 @@ def join(folder: Path, others: Sequence[Path]) -> int:
         known = known | {(one.key, one.time): one for one in judgings_in(other)}
         hazards |= read_hazards(other)
     write_lines(folder / AGAIN, sorted(known.values(), key=lambda one: one.time))
-    write_atomically(folder / HAZARDS, json.dumps(hazards, indent=1, sort_keys=True) + "\n")
+    _write_hazards(folder, hazards)
     write_index(folder)
     return len(known) - len(before)
 

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import secrets
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -23,7 +22,7 @@ from kernelwright.agent.log.store import Header, RunLog
 from kernelwright.agent.log.view import View, fold
 from kernelwright.agent.steering import tally
 from kernelwright.evals.metrics import VerdictSummary, summarize
-from kernelwright.evals.verdict_store import Effort, JudgedKernel, Judgement, ProblemSummary, RunSummary, run_summary
+from kernelwright.evals.verdict_store import JudgedKernel, Judgement, ProblemSummary, RunSummary, counts_of, run_summary
 from kernelwright.problems import Problem, ProblemError
 from kernelwright.problems.formats.reading import safe_name
 from kernelwright.problems.problem import Record, first_fault
@@ -339,34 +338,28 @@ def rejudged(one: Searched, again: Sequence[Judgement]) -> tuple[Searched, list[
     for later in again:
         if later.problem_digest == one.facts.digest:
             mine.setdefault(later.candidate_digest, []).append(later)
-    used: dict[str, Judgement] = {}
-    attempts = []
-    for answered in one.attempts:
-        digest = answered.digest
-        if not is_in_full(answered.attempt) and answered.attempt.passed and mine.get(digest):
-            used[digest] = mine[digest][0]
-            by_old_clock = _clock(answered.attempt) in OLD_CLOCKS
-            verdict = {"verdict": used[digest].verdict, "confirmed": None} if by_old_clock else {}
-            changed = verdict or {"confirmed": used[digest].verdict}
-            answered = answered.model_copy(update={"attempt": answered.attempt.model_copy(update=changed)})  # noqa: PLW2901
-        attempts.append(answered)
-    found = one.model_copy(update={"attempts": tuple(attempts)})
-    best = View(problem=one.problem, attempts=tuple(answered.attempt for answered in attempts)).best if used else None
-    if used:
-        found = found.model_copy(update={"facts": one.facts.model_copy(update=_facts(attempts, best, used))})
+    first = {digest: judgings[0] for digest, judgings in mine.items()}
+    attempts = [_later(answered, first.get(answered.digest)) for answered in one.attempts]
+    pairs = zip(one.attempts, attempts, strict=True)
+    used = {after.digest: first[after.digest] for before, after in pairs if after is not before}
+    if not used:
+        found = one
+    else:
+        view = View(problem=one.problem, attempts=tuple(answered.attempt for answered in attempts))
+        facts = one.facts.model_copy(update=counts_of(view) | {"best": _judged_kernel(view.best, used)})
+        found = one.model_copy(update={"attempts": tuple(attempts), "facts": facts})
     digest = found.facts.best.candidate_digest if found.facts.best else ""
     return found, [later for later in mine.get(digest, []) if later is not used.get(digest)]
 
 
-def _facts(attempts: Sequence[Answered], best: Attempt | None, used: Mapping[str, Judgement]) -> dict[str, Any]:
-    """Return what of a problem's facts follows from its later verdicts."""
-    judged = [one.attempt for one in attempts if one.attempt.finished and one.attempt.counts]
-    outcomes = Counter("passed" if one.passed else getattr(one.ruling, "stage", "no candidate") for one in judged)
-    to_best = sum(one.number <= best.number for one in judged) if best else None
-    effort = Effort(attempts=to_best, cost_usd=None) if to_best else None
-    return {
-        "best": _judged_kernel(best, used), "passed": outcomes["passed"], "outcomes": dict(outcomes), "to_best": effort,
-    }  # fmt: skip
+def _later(answered: Answered, judging: Judgement | None) -> Answered:
+    """Return the answer with a later verdict, where its own is not in full by the present clock."""
+    attempt = answered.attempt
+    if judging is None or not attempt.passed or is_in_full(attempt):
+        return answered
+    is_by_old_clock = _clock(attempt) in OLD_CLOCKS
+    changed = {"verdict": judging.verdict, "confirmed": None} if is_by_old_clock else {"confirmed": judging.verdict}
+    return answered.model_copy(update={"attempt": attempt.model_copy(update=changed)})
 
 
 def _judged_kernel(best: Attempt | None, used: Mapping[str, Judgement]) -> JudgedKernel | None:

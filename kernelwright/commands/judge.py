@@ -216,9 +216,10 @@ def _success(found: dict[str, Any]) -> str:
     )
 
 
-def _three_times(found: dict[str, Any]) -> list[str]:
-    from kernelwright.sandbox.verdict.report import LAUNCH_BOUND
+LAUNCH_BOUND = "launch-bound: the host takes longer to issue a call than the GPU to run it; use a CUDA graph"
 
+
+def _three_times(found: dict[str, Any]) -> list[str]:
     times, lines = found.get("times") or {}, []
     for key, name in (("gpu_time_ms", "GPU time"), ("call_latency_ms", "call latency"), ("host_time_ms", "host time")):
         known = {side: times.get(side, {}).get(key) for side in ("candidate", found.get("against"))}

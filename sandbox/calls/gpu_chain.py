@@ -75,10 +75,10 @@ def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before:
     message = work.message(flags, values[0]) | {"seeds": [one.seed for one in values], "show": keep}
     flags.last += len(values)
     with session.keeps_memory():
-        return _run_issued(session, values, message)._replace(was_idle=prepared.was_idle)
+        return _run_issued(session, values, message, prepared.was_idle)
 
 
-def _run_issued(session: GpuSession, values: Sequence[Values], message: dict[str, Any]) -> Chain:
+def _run_issued(session: GpuSession, values: Sequence[Values], message: dict[str, Any], was_idle: bool) -> Chain:
     """Issue the calls, hand over one input after another, and take the results that the message asks for."""
     device, dealer, flags, shared = session.device, session.device.dealer, session.flags(), session.inputs
     assert shared is not None
@@ -125,7 +125,7 @@ def _run_issued(session: GpuSession, values: Sequence[Values], message: dict[str
     ]
     kept = all(handover.inputs_kept for handover in handovers)
     sizes = min(([output.bytes for output in outputs] for outputs in shown), key=sum)
-    return Chain(links, True, clocks, kept, sizes)
+    return Chain(links, was_idle, clocks, kept, sizes)
 
 
 def rehearse(session: GpuSession, work: Work, values: Values, calls: int) -> list[float]:

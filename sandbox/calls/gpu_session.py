@@ -59,7 +59,7 @@ SHARED_AHEAD = 2**28
 
 
 class GpuSession(Session):
-    """A `Session` whose calls run on a device. JudgeSettings must have `gpu`; use it while the device is held."""
+    """A `Session` whose calls run on a device. The settings must have `gpu`; use it while the device is held."""
 
     def __init__(self, kind: Kind, folder: WorkFolder, settings: JudgeSettings, device: CudaDevice) -> None:
         super().__init__(kind, folder, settings)

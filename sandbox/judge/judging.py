@@ -221,9 +221,10 @@ class Judge:
             observed = Observed(error=stop.reason[:200] or "it ended without a word")
         source = built.candidate.source
         built.authenticity = judge_authenticity(source, observed)
-        compiled, warnings = read_ptxas(built.folder.path / "build")
-        look = Look.at(observed.kernels)
-        built.look = look and look.model_copy(update={"compiled": compiled, "warnings": warnings})
+        built.look = Look.at(observed.kernels)
+        if built.look is not None:  # it ran on a device
+            compiled, warnings = read_ptxas(built.folder.path / "build")
+            built.look = built.look.model_copy(update={"compiled": compiled, "warnings": warnings})
         symbols = frozenset(needed_symbols(built.folder.path) if self.problem.operators != "any" else ())
         return refusal(self.problem, source, observed, symbols)
 

@@ -53,10 +53,7 @@ STALLS = {
         "the queue of shared memory and special functions",
         "Issue fewer such instructions: 16-byte accesses, ldmatrix, register tiles.",
     ),
-    "lg_throttle": (
-        "the queue of global memory",
-        "Issue fewer loads and stores: 16 bytes each, or bulk copies.",
-    ),
+    "lg_throttle": ("the queue of global memory", "Issue fewer loads and stores: 16 bytes each, or bulk copies."),
     "barrier": (
         "other warps at a barrier",
         "Let warps wait less: named barriers for groups, mbarriers between producer and consumer, fewer phases.",
@@ -183,10 +180,8 @@ def rule(of: Literal["call", "launch"], remedy: str) -> Callable[[Callable[[Any]
 def host_bound(call: Call) -> Found:
     if call.host_ms is None or call.host_ms <= call.gpu_ms:
         return None
-    return (
-        IN_NO_TIME,
-        f"The host takes {call.host_ms:.3g} ms to issue a call and the GPU {call.gpu_ms:.3g} ms to run it.",
-    )
+    ratio = call.host_ms / call.gpu_ms
+    return IN_NO_TIME, f"The host takes {call.host_ms:.3g} ms to issue a call, {ratio:.1f} times what the GPU takes."
 
 
 @rule("call", "Fuse them, or overlap their starts with programmatic dependent launch.")
@@ -266,9 +261,7 @@ def few_blocks(launch: Launch) -> Found:
 def tail_wave(launch: Launch) -> Found:
     waves = launch.at("waves")
     idle = 1 - waves / (int(waves) + 1) if 1 < waves < 4 else 0.0
-    return (
-        (idle, f"Its blocks run in {waves:.2f} waves: the last one leaves most places empty.") if idle > 0.2 else None
-    )
+    return (idle, f"Its blocks run in {waves:.2f} waves, the last one mostly empty.") if idle > 0.2 else None
 
 
 @rule("launch", "Keep what is read again on chip: tiles in shared memory, fused passes, blocks ordered to share L2.")

@@ -100,7 +100,6 @@ DOUBTS = {
 }
 """By comparison, why a speedup above 1 counts as 1."""
 OLDER_CLOCKS = ("events", "bound")
-LAUNCH_BOUND = "launch-bound: the host takes longer to issue a call than the GPU to run it; use a CUDA graph"
 
 
 def verdict_words(verdict: Verdict) -> str:

@@ -3,11 +3,12 @@
 import json
 import math
 import random
+import statistics
 
 import pytest
 
-from bench import pairs
-from bench.pairs import KINDS, gain, mean_interval, tasks, tell, verdict_of
+from bench.measuring import interval_by_problem
+from bench.pairs import FILE, KINDS, Pair, gain, pairs_of, tasks, tell, verdict_of
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.verdict.diagnoses import COUNTERS
 from kernelwright.sandbox.verdict.verdicts import KernelFacts, KernelTime, Look
@@ -17,10 +18,8 @@ from tests.support.runs import doubted
 @pytest.fixture(scope="module")
 def rendered():
     values = {COUNTERS["memory"]: 20.0, COUNTERS["waves"]: 0.2, COUNTERS["time_ns"]: 5e5}
-    look = Look(
-        kernels=(KernelTime(name="tile", launches=1, ms=0.5),),
-        counters=(KernelFacts(kernel="tile", metrics={"device memory": "20 %"}, values=values),),
-    )
+    counters = (KernelFacts(kernel="tile", metrics={"device memory": "20 %"}, values=values),)
+    look = Look(kernels=(KernelTime(name="tile", launches=1, ms=0.5),), counters=counters)
     verdict = doubted(2.0, "confirmed")
     verdict = verdict.model_copy(update={"evidence": verdict.evidence.model_copy(update={"look": look})})
     return tasks(load_problem("rms_norm"), "import torch\n\n\nclass ModelNew(torch.nn.Module): ...\n", verdict)
@@ -46,13 +45,13 @@ def test_an_interval_is_drawn_by_problem():
     rng = random.Random(1)
     problem = {f"{name} {part}": name for name in "abcdefghijklmnop" for part in range(2)}
     sure = {pair: 0.2 + rng.gauss(0, 0.02) for pair in problem}
-    low, middle, high = mean_interval(sure, problem)
-    assert low < middle < high and verdict_of(low, high) == "wins"
+    low, high = interval_by_problem(zip(problem.values(), sure.values(), strict=True))
+    assert low < statistics.fmean(sure.values()) < high and verdict_of(low, high) == "wins"
     unsure = {pair: rng.gauss(0, 0.2) for pair in problem}
-    low, _, high = mean_interval(unsure, problem)
+    low, high = interval_by_problem(zip(problem.values(), unsure.values(), strict=True))
     assert verdict_of(low, high) == "undecided"
     together = {pair: 0.3 if problem[pair] == "a" else 0.0 for pair in problem}
-    low, _, _ = mean_interval(together, problem)
+    low, _ = interval_by_problem(zip(problem.values(), together.values(), strict=True))
     assert verdict_of(low, 1.0) == "undecided", "two pairs of one problem are no two witnesses"
 
 
@@ -70,6 +69,6 @@ def test_the_table_holds_every_kind(tmp_path):
 
 
 def test_pairs_are_fixed_by_digest(tmp_path):
-    (tmp_path / pairs.FILE).write_text('"level1/5 bfloat16" = "ab"\n')
-    assert pairs.pairs_of(tmp_path) == [pairs.Pair("level1/5", "bfloat16", "ab")]
-    assert pairs.pairs_of(tmp_path)[0].name == "level1-5-bfloat16"
+    (tmp_path / FILE).write_text('"level1/5 bfloat16" = "ab"\n')
+    assert pairs_of(tmp_path) == [Pair("level1/5", "bfloat16", "ab")]
+    assert pairs_of(tmp_path)[0].name == "level1-5-bfloat16"
