@@ -32,7 +32,7 @@ def drawn():
     names = sorted(RECORDED.keys() & CANDIDATES.keys(), key=order)
     found, seen = [], set()
     for name in names:
-        if not seen & set(RECORDED[name]):
+        if not set(RECORDED[name]) <= seen:
             seen.update(RECORDED[name])
             found.append(name)
     found += [name for name in names if name not in found][: max(0, FEWEST - len(found))]
