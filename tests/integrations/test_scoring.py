@@ -38,8 +38,7 @@ def test_an_answer_with_its_reasoning_earns_what_its_kernel_is_worth_and_equal_o
     assert found.reward.value > 0
     assert found.source.startswith("import ctypes")
     assert "speedup against eager" in found.words
-    assert found.report is same.report
-    assert other.report is None
+    assert found.report is same.report and other.report is None
 
 
 def test_a_conversation_is_judged_by_its_last_answer(scorer):

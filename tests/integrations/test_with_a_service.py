@@ -30,8 +30,7 @@ def test_completions_are_scored_by_the_service(service, monkeypatch):
         right, wrong, free, none = scorer.score(
             ["scaled", "scaled", "any", "scaled"], [reply(OWN), WRONG, LIBRARY, "no code"]
         )
-    assert right.report["outcome"] == "passed"
-    assert right.reward.value > 0 or "too noisy" in right.words, right.words  # on a loaded machine little is certain
+    assert right.reward.value > 0, right.words
     assert [one.reward.value for one in (wrong, free, none)] == [0, 0, 0]
     assert free.reward.flags == ("no_own_kernel",)
 

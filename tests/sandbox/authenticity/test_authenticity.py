@@ -190,6 +190,16 @@ def test_operators_lines_and_natives_of_a_call_are_observed(own_module):
     assert any(name.endswith(".relu") for name in found.natives)
 
 
+@pytest.mark.parametrize("late", [2, 3])
+def test_one_late_call_takes_no_time_of_a_short_one_and_hides_nothing(own_module, late):
+    waits = f"    if len(calls) == {late}: torch.relu(x); time.sleep(0.03)\n"
+    module = own_module(f"import time, torch\ncalls = []\ndef f(x):\n    calls.append(1)\n{waits}    return x + 1\n")
+    found = Observed.read(observe(lambda: module.f(torch.ones(9))))
+    assert max(found.line_us) < 10_000 and found.wall_us < 10_000
+    assert any(name.endswith(".relu") for name in found.natives) == (late == 2)
+    assert ("aten::relu" in {name for name, _, _ in found.operators}) == (late == 3)
+
+
 def test_code_from_a_text_is_observed(own_module):
     assert observe(lambda: own_module("def f(): exec('x = 1')\n").f())["dynamic"]
 
