@@ -113,12 +113,12 @@ def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folde
         for one in BaselineTimes(problem, store).known()
         if one.device == place and one.versions.get("torch") == versions()["torch"]
     }
-    kept, floor = Store("works", folder).get(work_key(problem.digest)), None
-    peaks = None if kept is None else known_peaks_here(sheet.kind != "cpu", threads, Store("peaks", folder))
-    if peaks is not None:
-        with suppress(ValidationError):
-            floor = floor_of(NecessaryWork.model_validate(kept), peaks, problem.precision)
-    return Baselines(times=_times(times), roofline=_roofline(floor))
+    work = None
+    with suppress(ValidationError):
+        work = NecessaryWork.model_validate(Store("works", folder).get(work_key(problem.digest)))
+    peaks = work and known_peaks_here(sheet.kind != "cpu", threads, Store("peaks", folder))
+    floor = floor_of(work, peaks, problem.precision) if work and peaks else None
+    return Baselines(times=_times(times), roofline=_roofline(floor), mode=work and work.mode)
 
 
 def times_and_roofline(found: Measurement) -> Baselines:
@@ -127,7 +127,7 @@ def times_and_roofline(found: Measurement) -> Baselines:
     empty_ms = statistics.median(found.protocol_ms) if found.timing_clock == "call" and found.protocol_ms else None
     if empty_ms is not None and empty_ms < min(found.baselines_ms.values()):
         times += (f"a call that does nothing: {empty_ms:#.3g} ms, part of all of these",)
-    return Baselines(times=times, roofline=_roofline(found.floor))
+    return Baselines(times=times, roofline=_roofline(found.floor), mode=found.floor and found.floor.work.mode)
 
 
 def _times(baselines_ms: Mapping[str, float], is_shipped: bool = False) -> tuple[str, ...]:

@@ -3,17 +3,19 @@
 It runs the problem's own code and never a candidate.
 """
 
+import inspect
 import math
 import os
 import socket
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -51,6 +53,66 @@ def note_no_launches() -> None:
     from torch._inductor.runtime.autotune_cache import AutotuneCache
 
     AutotuneCache._setup_local_cache = lambda *_: None  # type: ignore[method-assign]
+
+
+DRAWS = frozenset(
+    {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "uniform"}
+    | {"bernoulli", "multinomial", "exponential", "poisson", "gumbel_softmax"}
+)
+RECURRENT = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train")
+MODAL: dict[str, tuple[str, ...]] = {
+    "batch_norm": ("input", "weight", "bias", "running_mean", "running_var", "training"),
+    "instance_norm": ("input", "weight", "bias", "running_mean", "running_var", "use_input_stats"),
+    "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p"),
+    "multi_head_attention_forward": (),
+    "rrelu": ("input", "lower", "upper", "training"),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), RECURRENT),
+    **{f"{kind}dropout": ("input", "p", "train") for kind in ("", "alpha_", "feature_", "feature_alpha_")},
+    **{f"dropout{axes}d": ("input", "p", "train") for axes in (1, 2, 3)},
+}
+"""torch's functions that depend on the mode, with the arguments of the form in C++, which has no signature."""
+
+
+class ModeWatcher(TorchFunctionMode):
+    """Watcher of a call for functions of torch that draw, and whose result depends on the module's mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, set[str]] = {"batch": set(), "running": set(), "drawing": set(), "silent": set()}
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "").rstrip("_")
+        if name in DRAWS:
+            self.found["drawing"].add(name)
+        elif name in MODAL and (kind := mode_kind(name, given_to(function, MODAL[name], args, kwargs))):
+            self.found[kind].add(name)
+        return function(*args, **kwargs)
+
+
+def given_to(
+    function: Callable[..., Any], names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a call's arguments by name; `names` are those of a function without a signature."""
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        if names is RECURRENT and len(args) > len(names) and isinstance(args[4], bool):  # of a packed sequence
+            args = [args[0], *args[2:]]
+        return dict(zip(names, args, strict=False)) | dict(kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def mode_kind(name: str, given: Mapping[str, Any]) -> str:
+    """Return how a function's result depends on the mode; empty where both modes give the same."""
+    trains = given.get("training", given.get("use_input_stats", given.get("train", True)))
+    if "running_mean" in given:
+        return "" if given["running_mean"] is None else "batch" if trains else "running"
+    draws = name == "rrelu" or given.get("p", given.get("dropout_p", given.get("dropout")))
+    return "" if not draws else "drawing" if trains else "silent"
 
 
 class Reference(ModelRunner):
@@ -184,8 +246,10 @@ class Reference(ModelRunner):
             return differentiate(model, weights_of(model, self.order), values)
 
         values = wire.unpack(message["arguments"], self.shared)
-        work = trace(self.model, values, call if self.is_differentiated else None)
-        return {"work": {key: work[key] for key in ("bytes", "flops", "least_flops")}}
+        with ModeWatcher() as watcher:
+            work = trace(self.model, values, call if self.is_differentiated else None)
+        mode = {"is_training": self.model.training, **{kind: sorted(names) for kind, names in watcher.found.items()}}
+        return {"work": {key: work[key] for key in ("bytes", "flops", "least_flops")} | {"mode": mode}}
 
     def changes(self, message: Message, fds: list[int]) -> Message:
         """Return the numbers of `inputs` that a call writes to, and of `parameters` and `buffers` that it changes."""

@@ -174,6 +174,23 @@ class Policies(Record):
     """None for a problem that was written for us."""
 
 
+class Mode(Record):
+    """The mode in which a reference is called, and torch's functions that depend on it, as its process tells them."""
+
+    is_training: bool
+    batch: tuple[str, ...] = ()
+    """Normalisations by statistics of the batch, which keep running ones too."""
+    running: tuple[str, ...] = ()
+    """Those by running statistics."""
+    drawing: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    """Those that would draw in training mode and pass their input on."""
+
+    @property
+    def matters(self) -> bool:
+        return bool(self.batch or self.running or self.drawing or self.silent)
+
+
 class Reference(Record):
     """A reference program at one size."""
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from kernelwright.problems import Problem
 from kernelwright.problems.languages import Target
-from kernelwright.problems.problem import Record
+from kernelwright.problems.problem import Mode, Record
 from kernelwright.prompts.devices import DeviceSheet
 
 Role = Literal["propose", "repair", "improve", "tune", "plan", "critique", "reflect"]
@@ -67,10 +67,11 @@ class Parent(EarlierAttempt):
 
 
 class Baselines(Record):
-    """Times to compare an answer with, on the brief's device: facts, one line each, with units."""
+    """Measurements of the reference on the brief's device: times are facts, one line each, with units."""
 
     times: tuple[str, ...] = ()  # of PyTorch: eager under the problem's policy and at default precision, torch.compile
     roofline: tuple[str, ...] = ()  # lower bounds from bytes and operations, and the time of a plain copy
+    mode: Mode | None = None  # None before the reference was called
 
 
 class Brief(Record):

@@ -11,7 +11,6 @@ from kernelwright.problems import INPUT_DISTRIBUTIONS
 from kernelwright.problems.languages import TARGETS
 from kernelwright.prompts.brief import Brief, Prompt, PromptError, Role, Section
 from kernelwright.prompts.ideas import capability_of, narrow_of, snippet_texts, snippets_for, traits_of
-from kernelwright.prompts.modes import mode_of
 
 TEMPLATES, EXAMPLES = Path(__file__).parent / "templates", Path(__file__).parent / "examples"
 CODE_ROLES: frozenset[Role] = frozenset({"propose", "repair", "improve"})
@@ -23,6 +22,8 @@ FIRST_BYTES, LATER_BYTES = 20_000, 12_000
 """Limits of a first prompt, and of one that starts from an attempt, next to its source. Snippets fill what is left."""
 STABLE_BYTES = 9_000  # of the stable sections of a prompt that starts from an attempt; a longer one has no crib
 FIRST_CLUSTERS = 9.0  # the compute capability from which on blocks form clusters
+MODAL = re.compile(r"(?i)(batch|instance)_?norm|dropout|rrelu|\.training\b")
+"""What a source names where training mode and eval mode may differ."""
 HEAD_BYTES = 180  # of the section of snippets without these
 
 
@@ -80,7 +81,8 @@ def render(brief: Brief, *, without: frozenset[str] = frozenset(), templates: Pa
         "example": _example(brief),
         "has": lambda *operators: not traits.operators or bool(set(operators) & set(traits.operators)),
         "input_distributions": {name: one for name, one in INPUT_DISTRIBUTIONS.items() if one.words},
-        "mode": mode_of(brief.problem.source),
+        "mode": brief.baselines.mode,
+        "is_modal": bool(MODAL.search(brief.problem.source)),
         "narrow": narrow_of(brief.problem),
     }
     given = ("role", "device", "baselines", "parent", "history", "left_out", "lessons", "best_ms", "room")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kernelwright.problems.problem import PrecisionPolicy, Record
+from kernelwright.problems.problem import Mode, PrecisionPolicy, Record
 
 HEADROOM = 1.1
 """Measured rates are raised by this much: clocks wander, and no measurement reaches the very limit."""
@@ -100,6 +100,8 @@ class NecessaryWork(Record):
     """Of the direct algorithm, by dtype."""
     least_flops: dict[str, int] = Field(default_factory=dict)
     """Of the best algorithm known, where nothing can be rearranged."""
+    mode: Mode | None = None
+    """The mode of the call that was traced; None in records from before it was kept."""
 
     @classmethod
     def of(cls, traced: dict[str, Any]) -> "NecessaryWork":
@@ -109,6 +111,7 @@ class NecessaryWork(Record):
             written_bytes=traced["bytes"]["written"],
             flops=traced["flops"],
             least_flops=traced["least_flops"],
+            mode=traced.get("mode"),
         )
 
     @property

@@ -5,6 +5,7 @@ import pytest
 from kernelwright.agent.briefs import BriefMaker, baselines_of, remembered
 from kernelwright.agent.log.events import MeasuredProblem
 from kernelwright.agent.log.view import View, fold
+from kernelwright.problems.problem import Mode
 from kernelwright.prompts import TargetVersions, cpu_sheet
 from kernelwright.prompts.brief import Baselines
 from kernelwright.sandbox import peaks
@@ -69,7 +70,8 @@ def test_the_history_holds_all_that_is_finished_and_says_where_a_source_came_aga
 
 
 SHEET = cpu_sheet("Example CPU", 2, ["avx2"], {})
-WORK = NecessaryWork(read_bytes=12_600_000, written_bytes=4_000, flops={"float32": 2_500_000_000})
+MODE = Mode(is_training=False, running=("batch_norm",))
+WORK = NecessaryWork(read_bytes=12_600_000, written_bytes=4_000, flops={"float32": 2_500_000_000}, mode=MODE)
 LEVEL = Level(name="memory", inside_bytes=0, bytes_per_s=20e9)
 PEAKS = Peaks(device="Example CPU", levels=(LEVEL,), flops_per_s={"float32": 100e9})
 FLOOR = Floor(work=WORK, memory_ms=0.5, direct_ms=0.25, least_ms=0.1, copy_ms=0.625)
@@ -124,9 +126,10 @@ def test_where_nothing_is_switched_eager_is_what_ships_and_what_the_clock_itself
 
 
 def test_the_floor_is_told_with_a_plain_copy_and_without_a_floor_the_times_alone():
-    assert says_what_is_needed(told(measured_as(eager=5.55)).roofline)
+    known = told(measured_as(eager=5.55))
+    assert says_what_is_needed(known.roofline) and known.mode == MODE
     baselines = told(measured_as(eager=5.55, floor=None))
-    assert (len(baselines.times), baselines.roofline) == (2, ())
+    assert (len(baselines.times), baselines.roofline, baselines.mode) == (2, (), None)
 
 
 def test_later_verdicts_change_nothing(searched_view):
@@ -173,6 +176,6 @@ def test_what_earlier_judgings_left_is_known_without_a_search(works):
 
 
 def test_what_nobody_has_measured_or_judged_is_not_measured_for_a_prompt(works):
-    assert remembered(PROBLEM, SHEET, 2, works) == Baselines()
+    assert remembered(PROBLEM, SHEET, 2, works) == Baselines(mode=MODE)
     assert [path.name for path in works.iterdir()] == ["works"]
     assert remembered(PROBLEM, SHEET, 2, works / "empty") == Baselines()

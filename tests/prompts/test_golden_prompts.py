@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from kernelwright.problems.problem import Mode
 from kernelwright.prompts import render
+from kernelwright.prompts.brief import Baselines
 from tests.support.briefs import BASELINES, BATCH_NORM, OLD_VERSIONS, PROBLEM, PRODUCT, brief
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -16,6 +18,7 @@ BACKWARD = PROBLEM.model_copy(update={"direction": "backward"})
 BFLOAT16 = PROBLEM.model_copy(update={"dtype": "bfloat16"})
 NARROW_PRODUCT = PRODUCT.model_copy(update={"dtype": "bfloat16"})
 FREE = PROBLEM.model_copy(update={"direction": "both", "precision": "half", "operators": "no-library"})
+TRAINED = Baselines(mode=Mode(is_training=True, batch=("batch_norm",)))
 
 CASES = {
     f"{role}-{target}": brief(role, target)
@@ -27,7 +30,7 @@ CASES |= {
     "propose-cpp-torch-1.13": brief(versions=OLD_VERSIONS),
     "propose-cuda-torch-1.13": brief(target="cuda", versions=OLD_VERSIONS),
     "propose-cpp-backward": brief(problem=BACKWARD),
-    "propose-cpp-batch-norm": brief(problem=BATCH_NORM),
+    "propose-cpp-batch-norm": brief(problem=BATCH_NORM, baselines=TRAINED),
     "propose-cuda-bfloat16": brief(target="cuda", problem=BFLOAT16),
     "improve-cuda-measured": brief("improve", "cuda", baselines=BASELINES),
     "propose-cuda-product": brief(target="cuda", problem=PRODUCT, baselines=BASELINES),

@@ -64,7 +64,9 @@ def test_eager_pytorch_takes_longer_than_the_floor(peaks, name):
 
 
 SETTINGS = JudgeSettings(threads=1, warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4)
-DOUBLED = tiny_problem(stateless("x * 2", "torch.randn(1024, 1024)"), name="doubled", size="file")
+DOUBLED = tiny_problem(
+    stateless("torch.dropout(x * 2, 0.5, False)", "torch.randn(1024, 1024)"), name="doubled", size="file"
+)
 HONEST = Candidate(source=f"{DOUBLED.source}\nModelNew = Model\n")
 MIB = 2**20
 
@@ -132,6 +134,7 @@ def test_the_work_of_a_problem_is_traced_once(keeper, own_cache):
     Floors(DOUBLED, backend_of(SETTINGS)).of(keeper.reference)
     kept = Store("works").get(work_key(DOUBLED.digest))
     assert kept["read_bytes"] == 4 * MIB
+    assert kept["mode"]["is_training"] and kept["mode"]["silent"] == ["dropout"]
 
 
 LEVELS = (
