@@ -132,7 +132,7 @@ class JudgingOptions(NamedTuple):
         bool,
         typer.Option(
             "--profile",
-            help="On a GPU: profile correct candidates; ncu's counters go into the verdict and the next prompt.",
+            help="Look closer at correct candidates, for the next prompt: ncu's counters on a GPU, else machine code.",
         ),
     ] = False
     wait_quiet: Annotated[
@@ -177,19 +177,18 @@ class JudgingOptions(NamedTuple):
     def check_tools(self, gpu: bool, local: bool = True) -> None:
         """Check that the tools make sense and are there, before anything is judged.
 
-        `UserMistake` where nothing runs on a GPU, `MachineError` where one is not installed. `local`: it is judged
-        here.
+        `UserMistake` for memcheck where nothing runs on a GPU, `MachineError` where a tool is not installed. `local`:
+        it is judged here.
         """
-        from kernelwright.sandbox.machine import PROFILE, SANITIZE, require_cuda_tools
+        from kernelwright.sandbox.machine import SANITIZE, require_closer_look
 
-        for option, asked in ((SANITIZE, self.sanitize), (PROFILE, self.profile)):
-            if asked and not gpu:
-                raise UserMistake(
-                    f"{option} looks at kernels on a GPU, and what is judged here runs on the processor; leave it out, "
-                    "or judge candidates that run there, such as cuda or triton"
-                )
+        if self.sanitize and not gpu:
+            raise UserMistake(
+                f"{SANITIZE} looks at kernels on a GPU, and what is judged here runs on the processor; leave it out, "
+                "or judge candidates that run there, such as cuda or triton"
+            )
         if local:
-            require_cuda_tools(self.sanitize, self.profile)
+            require_closer_look(self.sanitize, self.profile, gpu)
 
 
 RANKING, SEARCHING = JudgingOptions(), JudgingOptions(effort="search")

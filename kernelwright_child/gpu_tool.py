@@ -6,10 +6,8 @@ same jail. They and their report belong to the candidate's user, so the report i
 
 import json
 import os
-import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,17 +27,12 @@ START_BYTES, END_BYTES = 60_000, 4000
 """Characters of a report, and of the end of the output, which share one message."""
 
 
-MOST_LIBRARIES, MOST_OPCODES = 8, 256
-FUNCTION = re.compile(r"Function : (\S+)")
-INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
-
-
 class Tools:
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, Any]] = {}
 
     def handlers(self) -> dict[str, Handler]:
-        return {"keep": self.keep, "under tool": self.run, "machine code": self.machine_code}
+        return {"keep": self.keep, "under tool": self.run}
 
     def keep(self, message: Message, fds: list[int]) -> Message:
         """Keep the memory of a tree's tensors for the program to map, since a tool may not pass descriptors on."""
@@ -69,27 +62,6 @@ class Tools:
                 check=False,
             )
         return {"code": done.returncode, "report": _text(report), "printed": _text(printed)[-END_BYTES:]}
-
-    def machine_code(self, message: Message, fds: list[int]) -> Message:
-        """Return, by kernel, the number of each opcode in the SASS of all built libraries; `command` prints it."""
-        found: dict[str, Counter[str]] = {}
-        libraries = [path for path in Path(os.environ["TORCH_EXTENSIONS_DIR"]).rglob("*.so") if path.is_file()]
-        for library in sorted(libraries)[:MOST_LIBRARIES]:
-            with subprocess.Popen(
-                [*message["command"], str(library)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                errors="replace",
-            ) as process:
-                assert process.stdout is not None
-                counted: Counter[str] = Counter()
-                for line in process.stdout:
-                    if function := FUNCTION.search(line):
-                        counted = found.setdefault(function[1], Counter())
-                    elif instruction := INSTRUCTION.match(line):
-                        counted[instruction[1]] += 1
-        return {"kernels": [[name, dict(counted.most_common(MOST_OPCODES))] for name, counted in found.items()][:64]}
 
 
 def _text(path: Path) -> str:

@@ -18,7 +18,7 @@ from kernelwright_child.models import (
     shared_tensors,
     weights_of,
 )
-from kernelwright_child.observe import observe
+from kernelwright_child.observe import machine_code, observe
 from kernelwright_child.wire import Handler, Message
 
 LARGEST_SMALL, SMALL_CHUNKS = 2048, 96
@@ -61,6 +61,7 @@ class ModelRunner:
             "follow": self.follow,
             "restore": self.restore,
             "observe": self.observe,
+            "machine code": lambda message, fds: {"functions": machine_code(message["command"])},
             "nothing": lambda message, fds: {},
         }
 

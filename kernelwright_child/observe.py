@@ -1,16 +1,20 @@
 """A profile of one call of a candidate: operators and kernels with their time, native functions, source lines.
 
-This happens after the timing, so nothing here changes a time. The candidate shares it and can falsify the profile,
-which is evidence, never proof.
+Beside it the machine code of its libraries. All this happens after the timing, so nothing here changes a time. The
+candidate shares the process and can falsify the profile, which is evidence, never proof.
 """
 
 import math
 import os
+import re
+import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -156,3 +160,36 @@ def _longest(rows: dict[str, tuple[int, float]]) -> list[list[Any]]:
 
 def _is_own(frame: FrameType) -> bool:
     return os.path.basename(frame.f_code.co_filename) == OWN_FILE
+
+
+MOST_LIBRARIES, MOST_FUNCTIONS, MOST_OPCODES = 8, 64, 256
+FUNCTION = re.compile(r"\s*Function : (\S+)|[0-9a-f]+ <(.+)>:$")
+INSTRUCTION = re.compile(
+    r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)"  # of cuobjdump
+    r"|\s+[0-9a-f]+:\t(\w+)(.*)"  # of objdump
+)
+WIDTHS = ("zmm", "ymm", "xmm")
+
+
+def machine_code(command: list[str]) -> list[list[Any]]:
+    """Return `[function, {opcode: number}]` of all built libraries, which `command` disassembles.
+
+    An opcode of a processor ends in its widest vector register, as in `vaddps.ymm`. Functions with the most such
+    opcodes, or with modifiers, come first.
+    """
+    found: dict[str, Counter[str]] = {}
+    libraries = [path for path in Path(os.environ["TORCH_EXTENSIONS_DIR"]).rglob("*.so") if path.is_file()]
+    for library in sorted(libraries)[:MOST_LIBRARIES]:
+        with subprocess.Popen(
+            [*command, str(library)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
+        ) as process:
+            assert process.stdout is not None
+            counted: Counter[str] = Counter()
+            for line in process.stdout:
+                if function := FUNCTION.match(line):
+                    counted = found.setdefault(function[1] or function[2], Counter())
+                elif instruction := INSTRUCTION.match(line):
+                    width = next((f".{one}" for one in WIDTHS if one in (instruction[3] or "")), "")
+                    counted[instruction[1] or instruction[2] + width] += 1
+    most = sorted(found.items(), key=lambda one: -sum(count for opcode, count in one[1].items() if "." in opcode))
+    return [[name, dict(counted.most_common(MOST_OPCODES))] for name, counted in most[:MOST_FUNCTIONS]]

@@ -17,7 +17,7 @@ from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.calls.reference import PLAIN, Form, ReferenceSession
 from kernelwright.sandbox.calls.sessions import Session
 from kernelwright.sandbox.gpu_timing import LINKS, DeviceTiming
-from kernelwright.sandbox.gpu_tools import Subject, looked_at
+from kernelwright.sandbox.gpu_tools import Subject, disassembled, looked_at
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.jail.zygote import release_freed_memory
 from kernelwright.sandbox.judge.stages import Built
@@ -70,8 +70,8 @@ class CpuBackend(Backend):
         return nullcontext()
 
     def looking(self, subject: Subject) -> AbstractContextManager[None]:
-        """Have the CUDA tools of the settings look at a candidate once the judging inside has ended."""
-        return nullcontext()
+        """Have the tools of the settings look at a candidate once the judging inside has ended."""
+        return disassembled(subject) if self.settings.profile else nullcontext()
 
     def free_device_memory(self) -> None:
         """Give back device memory that this process keeps; processors have none."""

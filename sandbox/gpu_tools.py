@@ -22,7 +22,7 @@ from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import BAD_RUNS, Session
 from kernelwright.sandbox.jail.process import ChildLate
 from kernelwright.sandbox.judge.stages import Built
-from kernelwright.sandbox.machine import PROFILE, SANITIZE, cuda_tool, cuda_tool_path, require_cuda_tools
+from kernelwright.sandbox.machine import PROFILE, SANITIZE, cuda_tool_path, require_closer_look, tool_of
 from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.verdict.diagnoses import COUNTERS, base_name
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
@@ -301,7 +301,7 @@ def looked_at(subject: Subject) -> Iterator[None]:
     existing failure. Raises `MachineError` where a tool is missing or does not work.
     """
     settings, built = subject.settings, subject.built
-    require_cuda_tools(settings.sanitize, settings.profile)
+    require_closer_look(settings.sanitize, settings.profile)
     try:
         yield
     except StageFailed as stop:
@@ -321,7 +321,7 @@ def looked_at(subject: Subject) -> Iterator[None]:
 
 def sanitizer(name: str = "memcheck") -> Tool:
     """Make memcheck, racecheck or synccheck of compute-sanitizer. Raises `MachineError` where it is missing."""
-    path = cuda_tool(SANITIZE)
+    path = tool_of(SANITIZE)
     return Tool(path, tuple(sanitizer_command(path, "{report}", name)), SANITIZER_ENVIRONMENT)
 
 
@@ -338,7 +338,7 @@ def _sanitized(subject: Subject) -> Memcheck:
 
 
 def _profiled(subject: Subject) -> None:
-    path, metrics = cuda_tool(PROFILE), METRICS
+    path, metrics = tool_of(PROFILE), METRICS
     for _ in range(MOST_LACKING):  # a device lacks some counters, and ncu then reads none
         ran = run_call(subject, Tool(path, tuple(ncu_command(path, "{report}", metrics)), NCU_ENVIRONMENT))
         counters, said = tuple(read_counters(ran.report)), f"{ran.report}\n{ran.printed}"
@@ -346,21 +346,27 @@ def _profiled(subject: Subject) -> None:
         if counters or not lacking:
             break
         metrics = tuple(metric for metric in metrics if metric not in lacking)
-    _note(
-        subject.built, counters=counters, obstacle="" if counters else ncu_obstacle(said), code=_machine_code(subject)
-    )
+    cuobjdump = cuda_tool_path("cuobjdump")
+    code = _machine_code(subject, cuobjdump, "--dump-sass") if cuobjdump else ()
+    _note(subject.built, counters=counters, obstacle="" if counters else ncu_obstacle(said), code=code)
 
 
-def _machine_code(subject: Subject) -> tuple[MachineCode, ...]:
-    """Return the opcodes of its kernels; empty without cuobjdump, or where it fails."""
-    path = cuda_tool_path("cuobjdump")
-    if path is None:
-        return ()
+@contextmanager
+def disassembled(subject: Subject) -> Iterator[None]:
+    """Disassemble a correct candidate's libraries after the block; the opcodes go into `subject.built.look`."""
+    path = tool_of(PROFILE, gpu=False)
+    yield
+    _note(subject.built, code=_machine_code(subject, path, "--disassemble", "--no-show-raw-insn"))
+
+
+def _machine_code(subject: Subject, path: str, *options: str) -> tuple[MachineCode, ...]:
+    """Return the opcodes of what it has built, by function; empty where the tool fails."""
     try:
         with _seeing_tool(path, subject.built.folder, subject.settings) as session:
-            answer = session.ask({"op": "machine code", "command": [path, "--dump-sass"]}, TOOL_S)
+            answer = session.ask({"op": "machine code", "command": [path, *options]}, TOOL_S)
         return tuple(
-            MachineCode(kernel=base_name(str(name))[:WIDEST], opcodes=opcodes) for name, opcodes in answer["kernels"]
+            MachineCode(kernel=base_name(str(name)).partition(".")[0][:WIDEST], opcodes=opcodes)
+            for name, opcodes in answer["functions"]
         )[:MOST_KERNELS]
     except (*BAD_RUNS, KeyError, TypeError, ValueError):  # ValidationError is a ValueError
         return ()

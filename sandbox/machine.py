@@ -175,10 +175,12 @@ def require_tools(language: str) -> None:
 
 SANITIZE, PROFILE = "--sanitize", "--profile"
 CUDA_TOOLS = {SANITIZE: "compute-sanitizer", PROFILE: "ncu"}
+DISASSEMBLER = "objdump"
 TOOL_PLACES = ("/opt/nvidia/nsight-compute/*", "/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
 HOW_TO_GET = {
     "compute-sanitizer": "it comes with the CUDA toolkit; install that, or put it on the PATH",
     "ncu": "install Nsight Compute, or put it on the PATH",
+    DISASSEMBLER: "install binutils, or put it on the PATH",
 }
 
 
@@ -190,20 +192,20 @@ def cuda_tool_path(name: str) -> str | None:
     return next((str(path) for path in sorted(below, reverse=True) if path.is_file()), None)
 
 
-def cuda_tool(option: str) -> str:
+def tool_of(option: str, gpu: bool = True) -> str:
     """Find the tool of a command line option. Raises `MachineError` where it is missing."""
-    name = CUDA_TOOLS[option]
+    name = CUDA_TOOLS[option] if gpu else DISASSEMBLER
     path = cuda_tool_path(name)
     if path is None:
         raise MachineError(f"{option} needs {name}, which is not found; {HOW_TO_GET[name]}")
     return path
 
 
-def require_cuda_tools(sanitize: bool, profile: bool) -> None:
+def require_closer_look(sanitize: bool, profile: bool, gpu: bool = True) -> None:
     """Raise `MachineError`, with the remedy, where a requested tool is not installed."""
     for option, asked in ((SANITIZE, sanitize), (PROFILE, profile)):
         if asked:
-            cuda_tool(option)
+            tool_of(option, gpu)
 
 
 CHILD_SHARE = 0.75

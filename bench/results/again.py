@@ -30,7 +30,7 @@ from kernelwright.problems.formats import SEPARATOR
 from kernelwright.sandbox.authenticity.scan import candidate_of
 from kernelwright.sandbox.gpu_tools import parse_hazards, run_call, sanitizer
 from kernelwright.sandbox.judge.judging import Judge
-from kernelwright.sandbox.machine import SANITIZE, cuda_tool
+from kernelwright.sandbox.machine import SANITIZE, tool_of
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.settings import JudgeSettings
@@ -133,7 +133,7 @@ def check_hazards(folder: Path, tree: Path, report: Callable[[str], None], minut
     known = read_hazards(folder)
     waiting = [row for row in of_this_part(index.rows) if _digest(row) not in ("", *known)]
     if waiting:
-        cuda_tool(SANITIZE)
+        tool_of(SANITIZE)
     for at, row in enumerate(waiting):
         if time.monotonic() > end:
             return len(waiting) - at

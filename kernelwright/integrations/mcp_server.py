@@ -125,7 +125,7 @@ class AgentTools:
             language = candidate_of(text.encode(errors="replace").decode()).language
             device = usual_device(language, self._problem(name, size).size)
         problem = self._problem(name, size or ("gpu" if device != "cpu" and name in catalog_names() else None))
-        judged = await self._pool_on(device, profile and device != "cpu").judge(problem, text)
+        judged = await self._pool_on(device, profile).judge(problem, text)
         if judged.report is None:
             raise ToolRefused(f"no verdict, and not the candidate's fault: {judged.error}")
         worth = reward(judged.report, TERMS)

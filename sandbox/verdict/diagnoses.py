@@ -109,6 +109,8 @@ class Call(NamedTuple):
     warnings: Sequence[str]
     threads: tuple[float, int] | None = None
     """On a processor, how many threads work on average, and how many may."""
+    code: MachineCode | None = None
+    """On a processor, the function with the most floating-point arithmetic."""
 
     @property
     def kernel_ms(self) -> float:
@@ -220,6 +222,28 @@ def idle_threads(call: Call) -> Found:
         return None
     busy, allowed = call.threads
     return 1 - busy / allowed, f"On average {busy:.1f} of {allowed} threads work."
+
+
+SUMS = re.compile(r"v?(add|sub|fn?m(add|sub))\d*[sp][sd]\b")
+ARITHMETIC = re.compile(rf"{SUMS.pattern}|v?(mul|div|sqrt|max|min)[sp][sd]\b")
+PACKED, BEYOND_128 = re.compile(r"p[sd]\."), re.compile(r"p[sd]\.[yz]mm")
+"""Floating-point instructions of x86-64; `s` before the type is one number, `p` a vector."""
+
+
+@rule("call", "Let it be vectorised: -O3 -march=native, contiguous data, `#pragma omp simd`, sums by its `reduction`.")
+def scalar_arithmetic(call: Call) -> Found:
+    code = None if call.copy_ms and call.gpu_ms < 1.25 * call.copy_ms else call.code
+    for kind, words in ((ARITHMETIC, "computes"), (SUMS, "adds up")) if code else ():
+        if code and (count := code.count(kind)) > 3 and not code.count(kind, PACKED):
+            return 0.5, f"{code.kernel} {words} with {count} scalar instructions and no vector."
+    return None
+
+
+@rule("call", "Compile with -march=native; -mprefer-vector-width=512 where the processor has AVX-512.")
+def narrow_vectors(call: Call) -> Found:
+    if call.code is None or not call.code.count(ARITHMETIC, PACKED) or call.code.count(ARITHMETIC, BEYOND_128):
+        return None
+    return 0.3, f"{call.code.kernel} uses vectors of 128 bits only."
 
 
 @rule("call", "Only fewer bytes help.")
@@ -382,6 +406,7 @@ def diagnose(measured: Measurement, look: Look) -> list[Diagnosis]:
         copy_ms=measured.floor.copy_ms if measured.floor else None,
         warnings=look.warnings,
         threads=_threads(measured),
+        code=None if look.kernels else max(look.code, key=lambda one: one.count(ARITHMETIC), default=None),
     )
     found = list(_found("call", call))
     for launch in launches(measured, look):

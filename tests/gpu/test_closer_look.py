@@ -7,13 +7,15 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.gpu_tools import Subject, looked_at
 from kernelwright.sandbox.jail.process import ChildLate
+from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
+from kernelwright.sandbox.verdict.report import timings
 from kernelwright.sandbox.verdict.settings import JudgeSettings
-from kernelwright.sandbox.verdict.verdicts import Candidate
+from kernelwright.sandbox.verdict.verdicts import Candidate, Passed
 from kernelwright.terminal import UserMistake
 from tests.gpu.test_tools import CLEAN, COUNTERS, OVERRUN
-from tests.support.problems import PROBLEM, RIGHT
+from tests.support.problems import PROBLEM, RIGHT, stateless, tiny_problem
 
 SETTINGS = JudgeSettings(threads=1)
 RAISING = RIGHT.replace("return torch.cumsum(x, dim=1)", "raise ValueError('not under a tool')")
@@ -184,10 +186,47 @@ def test_a_driver_that_keeps_its_counters_fails_nobody_and_is_explained(subject,
     assert "NVreg_RestrictProfilingToAdminUsers=0" in one.built.look.obstacle
 
 
-@pytest.mark.parametrize("option", ["sanitize", "profile"])
-def test_without_a_gpu_a_tool_is_the_users_mistake(option):
-    with pytest.raises(UserMistake, match=f"--{option} .*GPU"):
-        JudgingOptions(**{option: True}).check_tools(gpu=False)
+SUM = """
+#include <cstdint>
+extern "C" void sums(const float* x, float* out, int64_t rows, int64_t columns) {
+    for (int64_t r = 0; r < rows; ++r) {
+        float sum = 0;
+        PRAGMA
+        for (int64_t c = 0; c < columns; ++c) sum += x[r * columns + c];
+        out[r] = sum;
+    }
+}
+"""
+SUMMED = """
+import ctypes, torch
+from torch.utils.cpp_extension import load_inline
+library = ctypes.CDLL(load_inline(name="sums", cpp_sources=[SOURCE], extra_cflags=["-O3", "-march=native", "-fopenmp"],
+                                  no_implicit_headers=True, is_python_module=False))
+library.sums.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 2
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        out = torch.empty(x.shape[0])
+        library.sums(x.data_ptr(), out.data_ptr(), *x.shape)
+        return out
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pragma", "is_scalar"), [("", True), ("#pragma omp simd reduction(+ : sum)", False)])
+def test_a_loop_of_a_processor_that_is_not_vectorised_is_told(pragma, is_scalar):
+    problem = tiny_problem(stateless("x.sum(1)", "torch.randn(64, 4096)"))
+    source = SUMMED.replace("SOURCE", repr(SUM.replace("PRAGMA", pragma)))
+    settings = SETTINGS.model_copy(update={"profile": True, "effort": "search"})
+    with Judge(problem, settings) as judge:
+        verdict = judge.judge(Candidate(source=source))
+    assert isinstance(verdict, Passed), verdict
+    (code,) = (one for one in verdict.evidence.look.code if one.kernel == "sums")
+    assert ("scalar instructions and no vector" in timings(verdict)) is is_scalar, code
+
+
+def test_without_a_gpu_memcheck_is_the_users_mistake():
+    with pytest.raises(UserMistake, match=r"--sanitize .*GPU"):
+        JudgingOptions(sanitize=True).check_tools(gpu=False)
 
 
 def test_a_tool_that_is_missing_is_the_machines_lack(monkeypatch, tmp_path):
@@ -195,4 +234,6 @@ def test_a_tool_that_is_missing_is_the_machines_lack(monkeypatch, tmp_path):
     monkeypatch.setattr("kernelwright.sandbox.machine.TOOL_PLACES", ())
     with pytest.raises(MachineError, match="--profile needs ncu"):
         JudgingOptions(profile=True).check_tools(gpu=True)
+    with pytest.raises(MachineError, match="--profile needs objdump"):
+        JudgingOptions(profile=True).check_tools(gpu=False)
     JudgingOptions(profile=True).check_tools(gpu=True, local=False)

@@ -12,7 +12,7 @@ from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Look
 from kernelwright.sandbox.workfolder import WorkFolder
-from kernelwright_child.gpu_tool import Tools
+from kernelwright_child.observe import machine_code
 from tests.support.tensors import listed
 
 CLEAN = """========= COMPUTE-SANITIZER
@@ -178,7 +178,7 @@ def test_opcodes_are_counted_by_kernel(tmp_path, monkeypatch):
     (tmp_path / "extension").mkdir()
     (tmp_path / "extension" / "built.so").write_text(SASS)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    found = dict(Tools().machine_code({"command": ["cat"]}, [])["kernels"])
+    found = dict(machine_code(["cat"]))
     assert found["_Z4tilePf"] == {"LDG.E.128.CONSTANT": 2, "LDC": 1, "UIADD3": 1}
     assert found["_Z4fillPf"] == {"STG.E": 1}
 
@@ -195,7 +195,7 @@ def test_a_tool_that_is_not_there_is_named_with_the_option_that_asks_for_it(monk
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(machine, "TOOL_PLACES", ())
     with pytest.raises(MachineError, match="--sanitize needs compute-sanitizer"):
-        machine.require_cuda_tools(sanitize=True, profile=False)
+        machine.require_closer_look(sanitize=True, profile=False)
 
 
 def test_what_a_linked_tool_needs_is_where_it_really_lies(tmp_path):

@@ -20,9 +20,11 @@ from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
 from kernelwright.sandbox.verdict.verdicts import Compiled, KernelFacts, KernelTime, Look, MachineCode
 from tests.support.runs import doubted
 
+VECTORS = MachineCode(kernel="mine", opcodes={"vfmadd132ps.zmm": 2, "vfmadd132ss.xmm": 15, "vmovups.ymm": 4})
 CALL = Call(
-    gpu_ms=1.0, host_ms=0.1, kernels=[("mine", 2, 0.9)], cold_ms=0.98, copy_ms=0.5, warnings=(), threads=(7.5, 8)
-)
+    gpu_ms=1.0, host_ms=0.1, kernels=[("mine", 2, 0.9)], cold_ms=0.98, copy_ms=0.5, warnings=(), threads=(7.5, 8),
+    code=VECTORS,
+)  # fmt: skip
 SERIALIZED = "Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient registers"
 FAULTS_OF_A_CALL = {
     "host bound": {"host_ms": 3.0},
@@ -32,6 +34,8 @@ FAULTS_OF_A_CALL = {
     "copies": {"kernels": [("mine", 1, 0.5), ("Memcpy DtoD (Device -> Device)", 1, 0.4)]},
     "at the wall": {"copy_ms": 0.98},
     "idle threads": {"threads": (1.1, 8)},
+    "scalar arithmetic": {"code": MachineCode(kernel="mine", opcodes={"vmulps.ymm": 1, "vaddss.xmm": 8})},
+    "narrow vectors": {"code": MachineCode(kernel="mine", opcodes={"mulps.xmm": 4, "movaps.xmm": 9, "maxss.xmm": 4})},
     "serialised products": {"warnings": (SERIALIZED,)},
 }
 HEALTHY = {
