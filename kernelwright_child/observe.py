@@ -175,7 +175,7 @@ def machine_code(command: list[str]) -> list[list[Any]]:
     """Return `[function, {opcode: number}]` of all built libraries, which `command` disassembles.
 
     An opcode of a processor ends in its widest vector register, as in `vaddps.ymm`. Functions with the most such
-    opcodes, or with modifiers, come first.
+    opcodes, or with modifiers, come first; those without any are left out.
     """
     found: dict[str, Counter[str]] = {}
     libraries = [path for path in Path(os.environ["TORCH_EXTENSIONS_DIR"]).rglob("*.so") if path.is_file()]
@@ -191,5 +191,6 @@ def machine_code(command: list[str]) -> list[list[Any]]:
                 elif instruction := INSTRUCTION.match(line):
                     width = next((f".{one}" for one in WIDTHS if one in (instruction[3] or "")), "")
                     counted[instruction[1] or instruction[2] + width] += 1
-    most = sorted(found.items(), key=lambda one: -sum(count for opcode, count in one[1].items() if "." in opcode))
-    return [[name, dict(counted.most_common(MOST_OPCODES))] for name, counted in most[:MOST_FUNCTIONS]]
+    marked = {name: sum(count for opcode, count in of.items() if "." in opcode) for name, of in found.items()}
+    most = sorted(filter(marked.get, marked), key=lambda name: -marked[name])[:MOST_FUNCTIONS]
+    return [[name, dict(found[name].most_common(MOST_OPCODES))] for name in most]

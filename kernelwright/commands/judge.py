@@ -188,7 +188,7 @@ def words(found: dict[str, Any], dtype: str | None = None) -> str:
     lines += [f"a build failed and was hidden: {line}" for line in found["hidden_builds"]]
     seen = Look.model_validate_json(json.dumps(found["look"])) if found["look"] else Look()
     lines += [f"memcheck: {seen.memcheck}"] if seen.memcheck else []
-    if found["outcome"] == "passed" and (seen.counters or seen.obstacle):
+    if found["outcome"] == "passed" and (seen.counters or seen.obstacle or seen.code):
         lines += lines_of(Measurement.model_validate(found["measurement"] | {"pairings": found["samples"]}), seen)
     if found["effort"] != "rank":
         left = f"; left out: {', '.join(found['not_met'])}" if found["not_met"] else ""
