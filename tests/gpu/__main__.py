@@ -1,0 +1,98 @@
+"""The GPU tests spread over all devices of this machine: `python -m tests.gpu --seconds 540 --out LOGS [PATH ...]`.
+
+Each device has its own cores, home and temporary folder, and takes the next part of a file when it has done with one.
+It ends with 1 where a test failed or the time did not suffice, and names each.
+"""
+
+import argparse
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from kernelwright_child import driver
+
+LONGEST_FIRST = ("test_programs.py", "test_on_device.py", "test_candidates.py", "test_waking.py", "test_clock.py")
+TESTS_OF_A_PART = 8
+PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu")
+
+
+def parts_of(paths):
+    """The tests in parts, those of the longest files first."""
+    listed = subprocess.run([*PYTEST, "--collect-only", "-q", *paths], capture_output=True, text=True, check=False)
+    by_file = {}
+    for line in listed.stdout.splitlines():
+        if "::" in line:
+            by_file.setdefault(Path(line.partition("::")[0]).name, []).append(line)
+    if not by_file:
+        sys.exit(f"no GPU tests are found:\n{listed.stdout}{listed.stderr}")
+    order = [*(name for name in LONGEST_FIRST if name in by_file), *sorted(by_file.keys() - set(LONGEST_FIRST))]
+    for name in order:
+        tests = by_file[name]
+        yield from (tests[at : at + TESTS_OF_A_PART] for at in range(0, len(tests), TESTS_OF_A_PART))
+
+
+def run_part(device, cores, folder, tests, log, until):
+    places = {"HOME": folder / "home", "TMPDIR": folder / "tmp"}
+    for place in places.values():
+        place.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {name: str(place) for name, place in places.items()}
+    environment |= {"CUDA_VISIBLE_DEVICES": str(device)}
+    command = ["taskset", "-c", ",".join(map(str, cores)), *PYTEST, "-v", "--durations=5", *tests]
+    with log.open("wb") as output:
+        try:
+            left = max(1.0, until - time.monotonic())
+            return subprocess.call(command, env=environment, stdout=output, stderr=output, timeout=left)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "gpu-tests")
+    parser.add_argument("paths", nargs="*", default=["tests/gpu"])
+    asked = parser.parse_args()
+    devices, cores = driver.device_count(), sorted(os.sched_getaffinity(0))
+    if devices == 0:
+        sys.exit("the driver sees no CUDA device")
+    asked.out.mkdir(parents=True, exist_ok=True)
+    until, wanted, ended = time.monotonic() + asked.seconds, queue.SimpleQueue(), []
+    for number, tests in enumerate(parts_of(asked.paths)):
+        wanted.put((number, tests))
+
+    def serve(device):
+        own = cores[device * len(cores) // devices : (device + 1) * len(cores) // devices]
+        folder = Path(tempfile.mkdtemp(prefix=f"gpu{device}-"))
+        while time.monotonic() < until:
+            try:
+                number, tests = wanted.get_nowait()
+            except queue.Empty:
+                return
+            log = asked.out / f"{number:03}.log"
+            code = run_part(device, own, folder, tests, log, until)
+            said = log.read_text(errors="replace").splitlines()
+            print(f"device {device}: {tests[0]} and {len(tests) - 1} more: {said[-1] if said else code}", flush=True)
+            ended.append((code, [line for line in said if line.startswith(("FAILED", "ERROR"))], tests))
+
+    threads = [threading.Thread(target=serve, args=(device,)) for device in range(devices)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    unfinished = [tests for code, _, tests in ended if code is None]
+    while not wanted.empty():
+        unfinished.append(wanted.get()[1])
+    for line in (line for _, lines, _ in ended for line in lines):
+        print(line)
+    for tests in unfinished:
+        print(f"not finished: {tests[0]} and {len(tests) - 1} more")
+    sys.exit(1 if unfinished or any(code not in (0, 5) for code, _, _ in ended) else 0)
+
+
+if __name__ == "__main__":
+    main()
