@@ -25,7 +25,7 @@ from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.machine import PROFILE, SANITIZE, cuda_tool_path, require_closer_look, tool_of
 from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.verdict.diagnoses import COUNTERS, base_name
-from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
+from kernelwright.sandbox.verdict.errors import UNSTEADY, MachineError, StageFailed
 from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import (
     MOST_FAULTS,
@@ -310,6 +310,9 @@ def looked_at(subject: Subject) -> Iterator[None]:
             found = _sanitized(subject)
             if found.state == "found":
                 raise StageFailed(stop.stage, f"{found}\n{stop.reason}", stop.log) from None
+            if UNSTEADY in stop.log:
+                races = f"racecheck of shared memory: {hazards(subject, 'racecheck')}"
+                raise StageFailed(stop.stage, stop.reason, f"{stop.log}\n{races}") from None
         raise
     if settings.sanitize:
         found = _sanitized(subject)
@@ -323,6 +326,12 @@ def sanitizer(name: str = "memcheck") -> Tool:
     """Make memcheck, racecheck or synccheck of compute-sanitizer. Raises `MachineError` where it is missing."""
     path = tool_of(SANITIZE)
     return Tool(path, tuple(sanitizer_command(path, "{report}", name)), SANITIZER_ENVIRONMENT)
+
+
+def hazards(subject: Subject, name: str) -> str:
+    """Run racecheck or synccheck; see `parse_hazards`."""
+    ran = run_call(subject, sanitizer(name))
+    return parse_hazards(ran.report, ran.ended_well, ran.printed)
 
 
 def _sanitized(subject: Subject) -> Memcheck:

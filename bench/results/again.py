@@ -28,7 +28,7 @@ from kernelwright.evals.verdict_store import Judgement
 from kernelwright.problems import Problem, ProblemError, load_problem
 from kernelwright.problems.formats import SEPARATOR
 from kernelwright.sandbox.authenticity.scan import candidate_of
-from kernelwright.sandbox.gpu_tools import parse_hazards, run_call, sanitizer
+from kernelwright.sandbox.gpu_tools import hazards
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.machine import SANITIZE, tool_of
 from kernelwright.sandbox.storage import write_atomically
@@ -171,7 +171,6 @@ def _checked(row: Kept, tree: Path, source: str, settings: JudgeSettings) -> dic
         try:
             if built.failure:
                 return {tool: f"silent: it fails at {built.failure.stage}" for tool in TOOLS}
-            runs = {tool: run_call(judge.subject(built), sanitizer(tool)) for tool in TOOLS}
-            return {tool: parse_hazards(ran.report, ran.ended_well, ran.printed) for tool, ran in runs.items()}
+            return {tool: hazards(judge.subject(built), tool) for tool in TOOLS}
         finally:
             built.close()

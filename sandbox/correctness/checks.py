@@ -30,7 +30,7 @@ from kernelwright.sandbox.correctness.compare import (
 from kernelwright.sandbox.correctness.families import DRAWN
 from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.timing.baselines import PERMITTING, Baselines
-from kernelwright.sandbox.verdict.errors import StageFailed
+from kernelwright.sandbox.verdict.errors import UNSTEADY, StageFailed
 from kernelwright.sandbox.verdict.settings import Accuracy, Defence, JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Evidence
 from kernelwright_child.driver import CudaError
@@ -167,7 +167,7 @@ class Trial:
             return ""
         if again == call.mine.output:
             return "a second call on these values gives the same result bit by bit: indices, formula or precision"
-        return "a second call on these values gives another result: a race, memory that is not written, or atomics"
+        return f"{UNSTEADY}: a race, memory that is not written, or atomics"
 
     def allows(self, wrong: Wrong, errors: Shares) -> bool:
         """Return whether an error beyond `ieee` is right at an accuracy between that and KernelBench's rule."""

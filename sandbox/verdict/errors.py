@@ -25,6 +25,10 @@ class UnsupportedHere(UnsupportedProblem):
     """It could be judged on a machine that has more memory; the text says how much it takes and how much there is."""
 
 
+UNSTEADY = "a second call on these values gives another result"
+"""In the log of a failed check; under `--sanitize` racecheck then looks for the cause."""
+
+
 class StageFailed(Exception):
     """A stage ended the judging of a candidate, whose fault it is: stage, reason, log."""
 
