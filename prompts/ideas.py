@@ -38,6 +38,7 @@ class When(Record):
     wide: bool = False  # only where the data has more than 16 bits
     narrow: bool = False  # only where weights and inputs are cast to 16 bits
     chain: bool = False  # only where a call is a long chain of operators
+    library: bool = False  # only where the operator policy allows those of a library
 
 
 class Idea(Record):
@@ -59,6 +60,7 @@ class Traits(NamedTuple):
     target: Target
     narrow: bool = False  # weights and inputs are cast to 16 bits
     chain: bool = False  # a call is a long chain of operators, a recurrence among them
+    library: bool = True  # the operator policy allows those of a library
 
 
 @cache
@@ -84,7 +86,8 @@ def traits_of(problem: Problem, target: Target) -> Traits:
     kinds = {operator in COMPUTE for operator in operators}
     bound: Bound | None = None if len(kinds) != 1 else ("compute" if kinds == {True} else "memory")
     narrow, chain = narrow_of(problem) is not None, sum(map(_operators, classes)) >= CHAIN
-    return Traits(operators=operators, bound=bound, target=target, narrow=narrow, chain=chain)
+    free = problem.operators == "any"
+    return Traits(operators=operators, bound=bound, target=target, narrow=narrow, chain=chain, library=free)
 
 
 CHAIN = 8
@@ -130,6 +133,7 @@ def _holds(when: When, traits: Traits) -> bool:
         and not (when.wide and traits.narrow)
         and not (when.narrow and not traits.narrow)
         and not (when.chain and not traits.chain)
+        and not (when.library and not traits.library)
     )
 
 

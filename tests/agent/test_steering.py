@@ -209,6 +209,7 @@ def test_a_problem_does_not_learn_from_itself(tmp_path):
 
 
 PRODUCT = {"operators": ("matmul",), "bound": "compute", "target": "cuda"}
+NARROW = PRODUCT | {"narrow": True}
 
 
 def names(**traits):
@@ -222,9 +223,10 @@ def names(**traits):
         ("split by residue", {"operators": ("transposed_convolution",)}, {"operators": ("softmax",)}),
         ("write past the cache", {"bound": "memory"}, {"bound": "compute"}),
         ("warp shuffles", {"target": "cuda"}, {"target": "cpp"}),
-        ("split products on tensor cores", PRODUCT, PRODUCT | {"narrow": True}),
+        ("split products on tensor cores", PRODUCT, NARROW),
+        ("library product, own rest", NARROW, NARROW | {"library": False}),
     ],
-    ids=["operator", "bound", "target", "operands of 16 bits, which are not split"],
+    ids=["operator", "bound", "target", "operands of 16 bits, which are not split", "operator policy"],
 )
 def test_an_idea_applies_by_what_is_known_of_the_problem(idea, fitting, other):
     assert idea in names(**fitting) and idea not in names(**other)
@@ -235,8 +237,8 @@ def test_what_is_not_known_excludes_nothing():
 
 
 def test_what_16_bits_allow_is_tried_only_there():
-    more = names(**PRODUCT, narrow=True) - names(**PRODUCT)
-    assert len(more) == 2 and "tensor cores fed ahead" in more
+    more = names(**NARROW) - names(**PRODUCT)
+    assert len(more) == 3 and "tensor cores fed ahead" in more
 
 
 @pytest.mark.parametrize("target", ["cpp", "cuda", "triton"])
