@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from bench.results.records import Index, Kept, Trial
@@ -77,17 +77,15 @@ def dtype_boards(index: Index) -> list[DtypeBoard]:
     return found
 
 
-AT_THE_WALL = 0.97
-"""Of a copy's speed: a baseline that reaches it leaves a kernel nothing to gain."""
-
-
 class LevelFigures(NamedTuple):
     problems: int
     right: int
     faster: float
     """The share of all problems whose kernel the judge calls `faster`."""
     at_the_wall: int
-    """Problems whose fastest baseline runs at 97 % of a copy's speed or more."""
+    """Problems that leave a kernel nothing to gain, by the selection."""
+    faster_below: float | None
+    """The share judged `faster` of the others; None where there are none."""
     median: float | None
     """Of the speedups of correct kernels against the fastest baseline at equal accuracy."""
     mean: Estimate | None
@@ -110,20 +108,24 @@ class LevelFigures(NamedTuple):
     """Geometric mean of the share that a copy's time is of the kernel's, where it was measured."""
 
 
-def level_figures(pairs: Sequence[tuple[Kept, LeaderboardCell]], baselines: Sequence[str]) -> LevelFigures:
-    """Failures stay in the denominator of the shares."""
+def level_figures(
+    pairs: Sequence[tuple[Kept, LeaderboardCell]], baselines: Sequence[str], wall: Collection[str] = ()
+) -> LevelFigures:
+    """Failures stay in the denominator of the shares. `wall`: addresses of problems at the wall."""
     results = {name: [cell.result(name) for _, cell in pairs] for name in baselines}
     speedups = [one.speedup for one in results["best"] if one.speedup is not None]
     everywhere = [1.0 if one.speedup is None else one.speedup for one in results["best"]]
     any_baseline = [_against_any(cell) for _, cell in pairs]
     shares = [share for _, cell in pairs if (share := floor_share(cell)) is not None]
     above = [share for share in shares if share <= 1]
+    below = [is_faster(cell) for kept, cell in pairs if kept.address not in wall]
     copies = [share for kept, cell in pairs if (share := copy_share(kept, cell)) is not None]
     return LevelFigures(
         problems=len(pairs),
         right=len(speedups),
         faster=sum(is_faster(cell) for _, cell in pairs) / len(pairs),
-        at_the_wall=sum(is_at_the_wall(kept, cell) for kept, cell in pairs),
+        at_the_wall=len(pairs) - len(below),
+        faster_below=sum(below) / len(below) if below else None,
         median=statistics.median(speedups) if speedups else None,
         mean=metrics.geometric_mean(speedups) if speedups else None,
         with_failures=metrics.geometric_mean(everywhere).value,
@@ -142,13 +144,6 @@ def _against_any(cell: LeaderboardCell) -> float:
     if counted is None or found is None or found.speedup is None:
         return 1.0
     return counted * (found.speedup if found.speedup_any is None else found.speedup_any) / found.speedup
-
-
-def is_at_the_wall(kept: Kept, cell: LeaderboardCell) -> bool:
-    """Return whether the fastest baseline runs at a copy's speed: a property of the problem, whatever the answer."""
-    found = cell.published if cell.published is not None and cell.published.passed else kept.reference
-    fastest = min((found.baselines_ms or {}).values(), default=None) if found else None
-    return fastest is not None and kept.copy_ms is not None and kept.copy_ms >= AT_THE_WALL * fastest
 
 
 def copy_share(kept: Kept, cell: LeaderboardCell) -> float | None:

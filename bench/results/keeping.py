@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from bench.results.records import (
     RECORDS,
@@ -56,6 +56,8 @@ class Selection(Record):
     """Words for `kernelwright run` that are the same for every problem."""
     problems: dict[str, Chosen]
     """By the benchmark's own address, such as `level1/5`."""
+    at_the_wall: dict[str, tuple[str, ...]] = Field(default={})
+    """By dtype, problems whose fastest baseline took at most as long as a copy of the bytes, within 3 %."""
 
     def asked(self, dtype: str) -> list[str]:
         """Return the addresses of those that are judged in this dtype."""

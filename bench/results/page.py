@@ -1,7 +1,7 @@
 """docs/results.md: drawn from the folder of results alone, the same bytes on every machine."""
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 
@@ -40,8 +40,9 @@ problems, whose result hardly depends on the input, are shown and not ranked.
 `make results` draws this page and its pictures from the folder `results`; only the sentences on factors above 10 are
 typed. The table counts ranked problems:
 
-- "judged faster": the share of all problems whose kernel the judge calls `faster`;
-- "at the wall": problems whose fastest baseline runs at 97 % of a copy's speed or more, whatever was answered;
+- "judged faster": the share of all problems whose kernel the judge calls `faster`, and of those not at the wall;
+- "at the wall": problems whose fastest baseline ran at 97 % of a copy's speed or more. From then on `selection.toml`
+  names them, whatever is answered or measured later;
 - "median" and "geometric mean of the correct": over correct kernels, whose number is under "correct". A speedup above 1
   that is too noisy or unconfirmed counts as 1;
 - "failures as 1": the geometric mean over all problems; "failures and losses as 1": with slower kernels as 1 too;
@@ -183,15 +184,15 @@ def read_notes(folder: Path) -> dict[str, dict[str, str]]:
 
 def page(index: Index, selection: Selection, found: Sequence[DtypeBoard], folder: Path) -> str:
     """Return the text of the page; `folder` has what is beside the index: sentences, and outcomes of tools."""
-    notes, found_by = read_notes(folder), read_hazards(folder)
+    notes, found_by, wall = read_notes(folder), read_hazards(folder), selection.at_the_wall
     parts = [_head(selection, found), *_missing(index, selection), _rounds(index)]
-    parts.append(markdown_table(SHORT, [(one.dtype, *_short(one, one.ranked)) for one in found]))
+    parts.append(markdown_table(SHORT, [(one.dtype, *_short(one, one.ranked, wall)) for one in found]))
     parts += [fill(LIKE_OURS.format(without=_without_ours(found)), 120), SECTIONS["levels"]]
-    parts.append(markdown_table(("dtype", "level", *SHORT[1:]), [row for one in found for row in _by_level(one)]))
+    parts.append(markdown_table(("dtype", "level", *SHORT[1:]), [row for one in found for row in _by_level(one, wall)]))
     parts.append(SECTIONS["problems"])
     for one in found:
         parts += [f"### In {one.dtype}", f"![{one.dtype}](pictures/results-{one.dtype}.svg)"]
-        parts.append(markdown_table(EVERY, [_line(kept, cell) for kept, cell in one.pairs]))
+        parts.append(markdown_table(EVERY, [_line(kept, cell, wall) for kept, cell in one.pairs]))
         parts += [
             *_unranked(one),
             HOW_MEASURED,
@@ -248,20 +249,25 @@ def _missing(index: Index, selection: Selection) -> list[str]:
     return [fill(f"{UNDER_WAY} {' '.join(said)}", 120)] if said else []
 
 
-def _short(one: DtypeBoard, pairs: Sequence[tuple[Kept, LeaderboardCell]]) -> Sequence[str]:
-    found = level_figures(pairs, list(one.results()))
+Wall = Mapping[str, Collection[str]]
+"""By dtype, the addresses of problems at the wall."""
+
+
+def _short(one: DtypeBoard, pairs: Sequence[tuple[Kept, LeaderboardCell]], wall: Wall) -> Sequence[str]:
+    found = level_figures(pairs, list(one.results()), wall.get(one.dtype, ()))
     below = f", {found.below_floor} below" if found.below_floor else ""
-    counts = (str(found.problems), str(found.right), share_text(found.faster), str(found.at_the_wall))
+    faster = f"{share_text(found.faster)}, {share_text(found.faster_below)}"
+    counts = (str(found.problems), str(found.right), faster, str(found.at_the_wall))
     means = (f"{found.with_failures:.2f}", f"{found.with_losses:.2f}", f"{found.against_any:.2f}")
     shares = (share_text(found.fast_1["best"]), share_text(found.fast_2), share_text(found.of_floor) + below)
     return (*counts, number_text(found.median), estimate_text(found.mean), *means, *shares, share_text(found.of_copy))
 
 
-def _by_level(one: DtypeBoard) -> Iterable[Sequence[str]]:
+def _by_level(one: DtypeBoard, wall: Wall) -> Iterable[Sequence[str]]:
     for level in one.levels:
         pairs = [pair for pair in one.ranked if level_of(pair[0]) == level]
         if pairs:
-            yield (one.dtype, level, *_short(one, pairs))
+            yield (one.dtype, level, *_short(one, pairs, wall))
 
 
 def _without_ours(found: Sequence[DtypeBoard]) -> str:
@@ -273,12 +279,12 @@ def _without_ours(found: Sequence[DtypeBoard]) -> str:
     return " and ".join(said)
 
 
-def _line(kept: Kept, cell: LeaderboardCell) -> Sequence[str]:
+def _line(kept: Kept, cell: LeaderboardCell, at_the_wall: Wall) -> Sequence[str]:
     found = cell.published
     start = (f"{kept.address} {in_markdown(kept.title.partition('_')[2])}", _answers(kept))
     reported = found if found is not None and found.passed else kept.reference
     times = [number_text(ms, ".4g") for ms in _baseline_times(reported)]
-    wall = "at the wall, " if figures.is_at_the_wall(kept, cell) else ""
+    wall = "at the wall, " if kept.address in at_the_wall.get(kept.dtype, ()) else ""
     if found is None or not found.passed:
         return (*start, "-", *times, "-", "-", "-", wall + cell.status, "-", _judged_again(kept))
     speedup = f"{number_text(found.speedup)} [{number_text(found.low)}, {number_text(found.high)}]"
