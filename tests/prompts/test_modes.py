@@ -44,7 +44,4 @@ def test_running_statistics_are_free_unless_the_problem_follows_them():
     for mode in (None, TRAINING):
         assert "need not be updated" not in told(followed, mode)
         assert "must hold what `Model`'s" in told(followed, mode)
-
-
-def test_buffers_that_are_followed_are_told_without_any_such_layer():
     assert "must hold what `Model`'s" in told(PROBLEM.model_copy(update={"state": "followed"}))

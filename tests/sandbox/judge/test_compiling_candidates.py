@@ -38,11 +38,13 @@ def verdict_on(top, before="", **settings):
         return judge.judge(Candidate(source=TOP + top + model))
 
 
-def test_a_compiled_forward_passes_in_the_strict_jail_and_not_with_a_pool_of_its_own():
-    verdict = verdict_on(COMPILED, jail="strict", call_timeout_s=30.0)
-    assert isinstance(verdict, Passed), verdict
-    verdict = verdict_on(WITH_A_POOL, call_timeout_s=30.0)
-    assert isinstance(verdict, Failed) and verdict.stage == "run" and "processes of its own" in verdict.reason, verdict
+@pytest.mark.parametrize(
+    ("top", "jail", "words"),
+    [(COMPILED, "strict", ""), pytest.param(WITH_A_POOL, "auto", "processes of its own", marks=pytest.mark.long)],
+)
+def test_a_compiled_forward_passes_and_not_with_a_pool_of_its_own(top, jail, words):
+    verdict = verdict_on(top, jail=jail, call_timeout_s=30.0)
+    assert isinstance(verdict, Failed if words else Passed) and words in getattr(verdict, "reason", ""), verdict
 
 
 @pytest.mark.long
