@@ -4,19 +4,19 @@ Beside it the machine code of its libraries. All this happens after the timing, 
 candidate shares the process and can falsify the profile, which is evidence, never proof.
 """
 
-import math
 import os
 import re
+import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,7 +24,10 @@ MOST_NAMES, MOST_LINES, LONGEST_NAME = 48, 2000, 96
 """Limits of an answer, which is one small packet."""
 OWN_FILE = "candidate.py"
 SHORT_US, REPEATS = 50_000, 3
-"""A call on a processor that takes less is repeated, and the least time counts: a scheduler may interrupt any one."""
+"""A call on a processor that takes less is repeated, and the median counts: a scheduler may interrupt any one.
+
+What did not run in a call took no time there, so that one call of three cannot speak for all.
+"""
 
 
 class ExecutionTrace:
@@ -37,15 +40,6 @@ class ExecutionTrace:
         self.natives: set[str] = set()
         self.dynamic = False
         """Whether the candidate's code ran code without a file."""
-
-    def add(self, other: "ExecutionTrace") -> None:
-        """Add another call: all that ran in either, each line with its least time."""
-        self.lines = {
-            line: min(trace.lines.get(line, math.inf) for trace in (self, other))
-            for line in self.lines.keys() | other.lines.keys()
-        }
-        self.natives |= other.natives
-        self.dynamic |= other.dynamic
 
     def on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         """Trace the candidate's own frames only; for `sys.settrace`."""
@@ -73,19 +67,12 @@ class ExecutionTrace:
             self.natives.add(f"{owner}.{getattr(argument, '__name__', '?')}"[:LONGEST_NAME])
 
 
-@dataclass
-class CallProfile:
-    """Operators and kernels by name, with their calls and microseconds; of several calls all names, least times."""
+class CallProfile(NamedTuple):
+    """Operators and kernels by name, with their calls and microseconds."""
 
-    wall_us: float = math.inf
-    operators: dict[str, tuple[int, float]] = field(default_factory=dict)
-    kernels: dict[str, tuple[int, float]] = field(default_factory=dict)
-
-    def add(self, other: "CallProfile") -> None:
-        self.wall_us = min(self.wall_us, other.wall_us)
-        for mine, theirs in ((self.operators, other.operators), (self.kernels, other.kernels)):
-            for name, row in theirs.items():
-                mine[name] = min(mine.get(name, row), row, key=lambda one: one[1])
+    wall_us: float
+    operators: dict[str, tuple[int, float]]
+    kernels: dict[str, tuple[int, float]]
 
 
 def observe(call: Callable[[], object], restore: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -95,28 +82,30 @@ def observe(call: Callable[[], object], restore: Callable[[], None] = lambda: No
     of the profiled call; `lines` with their `line_us`, `natives` and `dynamic` of `ExecutionTrace`; `error`, the reason
     for a missing observation.
     """
-    trace, profile, error = ExecutionTrace(), CallProfile(), ""
+    traces: list[ExecutionTrace] = []
+    profiles: list[CallProfile] = []
+    error = ""
     call()
     try:
         for _ in range(REPEATS):
             restore()
-            trace.add(_traced(call))
+            traces.append(_traced(call))
             restore()
-            profile.add(_profiled(call))
-            if profile.kernels or profile.wall_us > SHORT_US:
+            profiles.append(_profiled(call))
+            if profiles[0].kernels or profiles[-1].wall_us > SHORT_US:
                 break
     except Exception as fault:
         error = f"{type(fault).__name__}: {fault}"[:LONGEST_NAME]
-    lines = sorted(trace.lines.items())[:MOST_LINES]
+    lines = sorted(set().union(*(trace.lines for trace in traces)))[:MOST_LINES]
     return {
-        "operators": _longest(profile.operators),
-        "kernels": _longest(profile.kernels),
-        "wall_us": 0.0 if math.isinf(profile.wall_us) else profile.wall_us,
+        "operators": _longest([one.operators for one in profiles]),
+        "kernels": _longest([one.kernels for one in profiles]),
+        "wall_us": statistics.median(one.wall_us for one in profiles) if profiles else 0.0,
         "error": error,
-        "lines": [line for line, _ in lines],
-        "line_us": [round(us, 1) for _, us in lines],
-        "natives": sorted(trace.natives)[:MOST_NAMES],
-        "dynamic": trace.dynamic,
+        "lines": lines,
+        "line_us": [round(statistics.median(trace.lines.get(line, 0.0) for trace in traces), 1) for line in lines],
+        "natives": sorted(set().union(*(trace.natives for trace in traces)))[:MOST_NAMES],
+        "dynamic": any(trace.dynamic for trace in traces),
     }
 
 
@@ -134,7 +123,7 @@ def _traced(call: Callable[[], object]) -> ExecutionTrace:
     return trace
 
 
-def _profiled(call: Callable[[], object]) -> "CallProfile":
+def _profiled(call: Callable[[], object]) -> CallProfile:
     gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     # Not `torch.profiler.profile`, which first imports eight hundred modules of torch's compiler.
     with torch.autograd.profiler.profile(use_kineto=True, use_device="cuda" if gpu else None) as profile:
@@ -143,7 +132,7 @@ def _profiled(call: Callable[[], object]) -> "CallProfile":
         if gpu:
             torch.cuda.synchronize()
         wall_us = (time.perf_counter_ns() - start) / 1e3
-    found = CallProfile(wall_us)
+    found = CallProfile(wall_us, {}, {})
     for event in profile.key_averages():
         on_host = event.device_type == torch.profiler.DeviceType.CPU
         rows = found.operators if on_host else found.kernels
@@ -153,16 +142,21 @@ def _profiled(call: Callable[[], object]) -> "CallProfile":
     return found
 
 
-def _longest(rows: dict[str, tuple[int, float]]) -> list[list[Any]]:
-    ordered = sorted(rows.items(), key=lambda row: -row[1][1])
-    return [[name[:LONGEST_NAME], count, round(us, 1)] for name, (count, us) in ordered[:MOST_NAMES]]
+def _longest(found: list[dict[str, tuple[int, float]]]) -> list[list[Any]]:
+    """Return the median row of each name, longest first."""
+    rows = [
+        (name, *(statistics.median(column) for column in zip(*(one.get(name, (0, 0.0)) for one in found), strict=True)))
+        for name in dict.fromkeys(name for one in found for name in one)
+    ]
+    rows.sort(key=lambda row: -row[2])
+    return [[name[:LONGEST_NAME], int(count), round(us, 1)] for name, count, us in rows[:MOST_NAMES]]
 
 
 def _is_own(frame: FrameType) -> bool:
     return os.path.basename(frame.f_code.co_filename) == OWN_FILE
 
 
-MOST_LIBRARIES, MOST_FUNCTIONS, MOST_OPCODES = 8, 64, 256
+MOST_LIBRARIES, MOST_OPCODES, LONGEST_SYMBOL = 8, 4000, 300
 FUNCTION = re.compile(r"\s*Function : (\S+)|[0-9a-f]+ <(.+)>:$")
 INSTRUCTION = re.compile(
     r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)"  # of cuobjdump
@@ -175,7 +169,7 @@ def machine_code(command: list[str]) -> list[list[Any]]:
     """Return `[function, {opcode: number}]` of all built libraries, which `command` disassembles.
 
     An opcode of a processor ends in its widest vector register, as in `vaddps.ymm`. Functions with the most such
-    opcodes, or with modifiers, come first; those without any are left out.
+    opcodes, or with modifiers, come first, as many as fit into an answer; those without any are left out.
     """
     found: dict[str, Counter[str]] = {}
     libraries = [path for path in Path(os.environ["TORCH_EXTENSIONS_DIR"]).rglob("*.so") if path.is_file()]
@@ -192,5 +186,7 @@ def machine_code(command: list[str]) -> list[list[Any]]:
                     width = next((f".{one}" for one in WIDTHS if one in (instruction[3] or "")), "")
                     counted[instruction[1] or instruction[2] + width] += 1
     marked = {name: sum(count for opcode, count in of.items() if "." in opcode) for name, of in found.items()}
-    most = sorted(filter(marked.get, marked), key=lambda name: -marked[name])[:MOST_FUNCTIONS]
-    return [[name, dict(found[name].most_common(MOST_OPCODES))] for name in most]
+    most = sorted(filter(marked.get, marked), key=lambda name: -marked[name])
+    room = accumulate(len(found[name]) for name in most)
+    fitting = [name for name, used in zip(most, room, strict=True) if used <= MOST_OPCODES]
+    return [[name[:LONGEST_SYMBOL], dict(found[name])] for name in fitting]

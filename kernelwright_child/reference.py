@@ -57,7 +57,8 @@ def note_no_launches() -> None:
 
 DRAWS = frozenset(
     {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "uniform"}
-    | {"bernoulli", "multinomial", "exponential", "poisson", "gumbel_softmax"}
+    | {"random", "bernoulli", "multinomial", "exponential", "geometric", "cauchy", "log_normal", "poisson"}
+    | {"gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d"}
 )
 RECURRENT = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train")
 MODAL: dict[str, tuple[str, ...]] = {
@@ -246,8 +247,9 @@ class Reference(ModelRunner):
             return differentiate(model, weights_of(model, self.order), values)
 
         values = wire.unpack(message["arguments"], self.shared)
-        with ModeWatcher() as watcher:
-            work = trace(self.model, values, call if self.is_differentiated else None)
+        work = trace(self.model, values, call if self.is_differentiated else None)
+        with ModeWatcher() as watcher, torch.no_grad():  # by itself: it keeps torch from its shortcuts
+            self.model(*(values[0] if self.is_differentiated else values))
         mode = {"is_training": self.model.training, **{kind: sorted(names) for kind, names in watcher.found.items()}}
         return {"work": {key: work[key] for key in ("bytes", "flops", "least_flops")} | {"mode": mode}}
 

@@ -184,7 +184,7 @@ class Mode(Record):
     """Those by running statistics."""
     drawing: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
-    """Those that would draw in training mode and pass their input on."""
+    """Those that would draw in training mode."""
 
     @property
     def matters(self) -> bool:

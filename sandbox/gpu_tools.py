@@ -22,10 +22,11 @@ from kernelwright.sandbox.calls.reference import ReferenceSession
 from kernelwright.sandbox.calls.sessions import BAD_RUNS, Session
 from kernelwright.sandbox.jail.process import ChildLate
 from kernelwright.sandbox.judge.stages import Built
+from kernelwright.sandbox.logs import one_line
 from kernelwright.sandbox.machine import PROFILE, SANITIZE, cuda_tool_path, require_closer_look, tool_of
 from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.verdict.diagnoses import COUNTERS, base_name
-from kernelwright.sandbox.verdict.errors import UNSTEADY, MachineError, StageFailed
+from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import (
     MOST_FAULTS,
@@ -256,7 +257,7 @@ def counter_obstacle(path: str) -> str:
     return "" if read_counters(done.stdout) else ncu_failure(done.stdout + done.stderr)
 
 
-TOOL_S = 300.0
+TOOL_S, DISASSEMBLING_S = 300.0, 30.0
 MEMORY = 4
 """Memory limit as a multiple of other children's, since tools take memory."""
 CALLED = ("load", "run", "check")
@@ -310,7 +311,7 @@ def looked_at(subject: Subject) -> Iterator[None]:
             found = _sanitized(subject)
             if found.state == "found":
                 raise StageFailed(stop.stage, f"{found}\n{stop.reason}", stop.log) from None
-            if UNSTEADY in stop.log:
+            if stop.is_unsteady:
                 races = f"racecheck of shared memory: {hazards(subject, 'racecheck')}"
                 raise StageFailed(stop.stage, stop.reason, f"{stop.log}\n{races}") from None
         raise
@@ -363,19 +364,24 @@ def _profiled(subject: Subject) -> None:
 @contextmanager
 def disassembled(subject: Subject) -> Iterator[None]:
     """Disassemble a correct candidate's libraries after the block; the opcodes go into `subject.built.look`."""
-    path = tool_of(PROFILE, gpu=False)
     yield
-    _note(subject.built, code=_machine_code(subject, path, "--disassemble", "--no-show-raw-insn"))
+    try:
+        path = tool_of(PROFILE, gpu=False)
+    except MachineError as error:
+        _note(subject.built, obstacle=str(error))
+    else:
+        _note(subject.built, code=_machine_code(subject, path, "--disassemble", "--no-show-raw-insn"))
 
 
 def _machine_code(subject: Subject, path: str, *options: str) -> tuple[MachineCode, ...]:
     """Return the opcodes of what it has built, by function; empty where the tool fails."""
     try:
         with _seeing_tool(path, subject.built.folder, subject.settings) as session:
-            answer = session.ask({"op": "machine code", "command": [path, *options]}, TOOL_S)
+            answer = session.ask({"op": "machine code", "command": [path, *options]}, DISASSEMBLING_S)
         return tuple(
-            MachineCode(kernel=base_name(str(name)).partition(".")[0][:WIDEST], opcodes=opcodes)
-            for name, opcodes in answer["functions"]
+            MachineCode(kernel=one_line(name, WIDEST), opcodes=opcodes)
+            for symbol, opcodes in answer["functions"]
+            if (name := base_name(str(symbol)).partition(".")[0])
         )[:MOST_KERNELS]
     except (*BAD_RUNS, KeyError, TypeError, ValueError):  # ValidationError is a ValueError
         return ()

@@ -1,4 +1,4 @@
-"""Problems that the results are for, fixed by a rule before any of them was looked at: `results/selection.toml`."""
+"""Problems that the results are for, by a rule from before any of them was looked at: `results/selection.toml`."""
 
 import gzip
 import hashlib

@@ -41,8 +41,8 @@ problems, whose result hardly depends on the input, are shown and not ranked.
 typed. The table counts ranked problems:
 
 - "judged faster": the share of all problems whose kernel the judge calls `faster`, and of those not at the wall;
-- "at the wall": problems whose fastest baseline ran at 97 % of a copy's speed or more. From then on `selection.toml`
-  names them, whatever is answered or measured later;
+- "at the wall": problems whose fastest baseline ran at 97 % of a copy's speed or more. `selection.toml` has named them
+  since the second round, whatever is answered or measured later;
 - "median" and "geometric mean of the correct": over correct kernels, whose number is under "correct". A speedup above 1
   that is too noisy or unconfirmed counts as 1;
 - "failures as 1": the geometric mean over all problems; "failures and losses as 1": with slower kernels as 1 too;

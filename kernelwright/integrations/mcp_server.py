@@ -286,7 +286,7 @@ def server_of(tools: AgentTools) -> MCPServer[None]:
     async def profile(
         ctx: Context[Any, Any], problem: Name, source: Source = None, path: File = None, size: Size = None
     ) -> CallToolResult:
-        """Judge, and say where the time goes: kernels and ncu's counters on a GPU, busy cores on a processor."""
+        """Judge, and say where the time goes: by kernels and ncu's counters, or by busy cores and machine code."""
         return _result(await _answer(_with_progress(ctx, tools.judge(problem, source, path, size, profile=True))))
 
     return server

@@ -30,7 +30,7 @@ from kernelwright.sandbox.correctness.compare import (
 from kernelwright.sandbox.correctness.families import DRAWN
 from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.timing.baselines import PERMITTING, Baselines
-from kernelwright.sandbox.verdict.errors import UNSTEADY, StageFailed
+from kernelwright.sandbox.verdict.errors import StageFailed
 from kernelwright.sandbox.verdict.settings import Accuracy, Defence, JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Evidence
 from kernelwright_child.driver import CudaError
@@ -41,6 +41,14 @@ OTHER_SEEDS = 2
 Cases = Generator[tuple[str, Values], None, None]
 """Inputs in words, as in a reason, and the values. Both sides are called between two cases, so a generator can prepare
 them before a case and restore them after it."""
+
+
+AGAIN = {
+    True: "a second call on these values gives the same result bit by bit: indices, formula or precision",
+    False: "a second call on these values gives another result: a race, memory that is not written, or atomics",
+    None: "",
+}
+"""What it says of a wrong result whether a second call gives the same."""
 
 
 class Call(NamedTuple):
@@ -157,17 +165,16 @@ class Trial:
         add_shares(self.errors, errors)
         if wrong is not None and not self.allows(wrong, errors):
             reason = f"{wrong.reason} (on inputs {call.inputs}){self._wider(wrong, errors)}"
-            raise StageFailed("check", reason, "\n".join(part for part in (wrong.details, self._again(call)) if part))
+            same = self._is_same_again(call)
+            log = "\n".join(part for part in (wrong.details, AGAIN[same]) if part)
+            raise StageFailed("check", reason, log, is_unsteady=same is False)
 
-    def _again(self, call: Call) -> str:
-        """Say whether a second call on the same values gives the same wrong result; empty where it gives none."""
+    def _is_same_again(self, call: Call) -> bool | None:
+        """Return whether a second call on the same values gives the same result; None where it gives none."""
         try:
-            again = self.call(call.values).output
+            return self.call(call.values).output == call.mine.output
         except (*BAD_RUNS, StageFailed, torch.OutOfMemoryError, CudaError):
-            return ""
-        if again == call.mine.output:
-            return "a second call on these values gives the same result bit by bit: indices, formula or precision"
-        return f"{UNSTEADY}: a race, memory that is not written, or atomics"
+            return None
 
     def allows(self, wrong: Wrong, errors: Shares) -> bool:
         """Return whether an error beyond `ieee` is right at an accuracy between that and KernelBench's rule."""

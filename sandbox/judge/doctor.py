@@ -32,6 +32,7 @@ from kernelwright.sandbox.locks import device_holder
 from kernelwright.sandbox.machine import (
     CHILD_ROOT,
     CUDA_TOOLS,
+    DISASSEMBLER,
     PACKAGES,
     PROFILE,
     SANITIZE,
@@ -206,6 +207,8 @@ def _findings() -> Iterator[HealthCheck]:
     wanted, path = os.environ.get("CXX", "g++"), compiler() or ""
     remedy = "for cpp and cuda candidates: apt-get install g++, or set CXX"
     yield _check("C++ compiler", path, "" if path else f"{wanted} is not found", remedy)
+    objdump = cuda_tool_path(DISASSEMBLER) or ""
+    yield _check("objdump", objdump, "" if objdump else "not found", "only --profile needs it: install binutils")
     header = python_header()
     remedy = "for candidates that include torch/extension.h, and for triton: apt-get install python3-dev"
     yield _check("Python headers", str(header), "" if header.exists() else f"there is no {header}", remedy)

@@ -252,9 +252,9 @@ class Floors:
     def _found(self, reference: ReferenceSession, peaks: Callable[[], Peaks]) -> Floor | None:
         works, key = Store("works"), work_key(self._problem.digest)
         try:
-            if (kept := works.get(key)) is not None:
-                work = NecessaryWork.model_validate(kept)
-            else:
+            kept = works.get(key)
+            work = None if kept is None else NecessaryWork.model_validate(kept)
+            if work is None or work.mode is None:
                 work = NecessaryWork.of(reference.work())
                 works.put(key, work.model_dump(mode="json"))
         except (ValidationError, KeyError, TypeError):

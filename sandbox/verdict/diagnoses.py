@@ -109,8 +109,8 @@ class Call(NamedTuple):
     warnings: Sequence[str]
     threads: tuple[float, int] | None = None
     """On a processor, how many threads work on average, and how many may."""
-    code: MachineCode | None = None
-    """On a processor, the function with the most floating-point arithmetic."""
+    code: Sequence[MachineCode] = ()
+    """On a processor, all functions that it has built."""
 
     @property
     def kernel_ms(self) -> float:
@@ -224,26 +224,35 @@ def idle_threads(call: Call) -> Found:
     return 1 - busy / allowed, f"On average {busy:.1f} of {allowed} threads work."
 
 
-SUMS = re.compile(r"v?(add|sub|fn?m(add|sub))\d*[sp][sd]\b")
-ARITHMETIC = re.compile(rf"{SUMS.pattern}|v?(mul|div|sqrt|max|min)[sp][sd]\b")
-PACKED, BEYOND_128 = re.compile(r"p[sd]\."), re.compile(r"p[sd]\.[yz]mm")
-"""Floating-point instructions of x86-64; `s` before the type is one number, `p` a vector."""
+SUMS = re.compile(r"v?(add|sub|fn?m(add|sub))\d*[sp][sdh]\b|vdp")
+ARITHMETIC = re.compile(rf"{SUMS.pattern}|v?(mul|div|sqrt|max|min)[sp][sdh]\b")
+PACKED, BEYOND_128 = re.compile(r"p[sdh]\.|vdp"), re.compile(r"(p[sdh]|vdp\w*)\.[yz]mm")
+"""Floating-point instructions of x86-64; `s` before the type is one number, `p` and `vdp` a vector."""
+
+
+def _arithmetic(call: Call) -> tuple[str, Sequence[MachineCode]]:
+    """Return the functions of a processor, with the name of that with the most arithmetic; none near a copy's time."""
+    if not call.code or (call.copy_ms and call.gpu_ms < 1.25 * call.copy_ms):
+        return "", ()
+    return max(call.code, key=lambda one: one.count(ARITHMETIC)).kernel, call.code
 
 
 @rule("call", "Let it be vectorised: -O3 -march=native, contiguous data, `#pragma omp simd`, sums by its `reduction`.")
 def scalar_arithmetic(call: Call) -> Found:
-    code = None if call.copy_ms and call.gpu_ms < 1.25 * call.copy_ms else call.code
-    for kind, words in ((ARITHMETIC, "computes"), (SUMS, "adds up")) if code else ():
-        if code and (count := code.count(kind)) > 3 and not code.count(kind, PACKED):
-            return 0.5, f"{code.kernel} {words} with {count} scalar instructions and no vector."
+    name, code = _arithmetic(call)
+    for kind, words in ((ARITHMETIC, "computes"), (SUMS, "adds up")):
+        count = sum(one.count(kind) for one in code)
+        if count > 3 and not any(one.count(kind, PACKED) for one in code):
+            return 0.5, f"{name} {words} with {count} scalar instructions and no vector."
     return None
 
 
 @rule("call", "Compile with -march=native; -mprefer-vector-width=512 where the processor has AVX-512.")
 def narrow_vectors(call: Call) -> Found:
-    if call.code is None or not call.code.count(ARITHMETIC, PACKED) or call.code.count(ARITHMETIC, BEYOND_128):
+    name, code = _arithmetic(call)
+    if not any(one.count(ARITHMETIC, PACKED) for one in code) or any(one.count(ARITHMETIC, BEYOND_128) for one in code):
         return None
-    return 0.3, f"{call.code.kernel} uses vectors of 128 bits only."
+    return 0.3, f"{name} uses vectors of 128 bits only."
 
 
 @rule("call", "Only fewer bytes help.")
@@ -406,7 +415,7 @@ def diagnose(measured: Measurement, look: Look) -> list[Diagnosis]:
         copy_ms=measured.floor.copy_ms if measured.floor else None,
         warnings=look.warnings,
         threads=_threads(measured),
-        code=None if look.kernels else max(look.code, key=lambda one: one.count(ARITHMETIC), default=None),
+        code=() if look.kernels else look.code,
     )
     found = list(_found("call", call))
     for launch in launches(measured, look):
@@ -465,7 +474,7 @@ def short_name(kernel: str) -> str:
     return re.sub(r"\([\w: ]+\)(?=-?\w)", "", _plain(kernel)).partition("(")[0][:60] or kernel
 
 
-MANGLED = re.compile(r"_ZN?K?(?=\d)")
+MANGLED = re.compile(r"_Z+N?K?L?(?=\d)")
 
 
 def base_name(kernel: str) -> str:
@@ -510,4 +519,4 @@ def lines_of(measured: Measurement, look: Look, most: int = MOST) -> Iterator[st
         yield WHAT_LIMITS
         yield from (f"  {number}. {one}" for number, one in enumerate(found, 1))
     if look.obstacle:
-        yield f"no hardware counters: {look.obstacle}"
+        yield f"no closer look: {look.obstacle}"

@@ -25,13 +25,12 @@ class UnsupportedHere(UnsupportedProblem):
     """It could be judged on a machine that has more memory; the text says how much it takes and how much there is."""
 
 
-UNSTEADY = "a second call on these values gives another result"
-"""In the log of a failed check; under `--sanitize` racecheck then looks for the cause."""
-
-
 class StageFailed(Exception):
-    """A stage ended the judging of a candidate, whose fault it is: stage, reason, log."""
+    """A stage ended the judging of a candidate, whose fault it is: stage, reason, log.
 
-    def __init__(self, stage: Stage, reason: str, log: str = "") -> None:
+    `is_unsteady`: a second call on the same values gave another result than the wrong one.
+    """
+
+    def __init__(self, stage: Stage, reason: str, log: str = "", is_unsteady: bool = False) -> None:
         super().__init__(reason)
-        self.stage, self.reason, self.log = stage, reason, log
+        self.stage, self.reason, self.log, self.is_unsteady = stage, reason, log, is_unsteady

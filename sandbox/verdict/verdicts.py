@@ -95,7 +95,10 @@ class Compiled(Record):
 
 
 class MachineCode(Record):
-    """Instructions of a kernel in its SASS by opcode with modifiers, each with its number."""
+    """Instructions of a kernel by opcode, each with its number.
+
+    SASS with modifiers (`LDG.E.128`); on a processor with the widest vector register (`vaddps.ymm`).
+    """
 
     kernel: str
     opcodes: dict[str, int]
@@ -117,7 +120,7 @@ class Look(Record):
     counters: tuple[KernelFacts, ...] = ()
     """The hardware's, by ncu, launch by launch; only where they were asked for."""
     obstacle: str = ""
-    """Why there are no counters although they were asked for, with the remedy."""
+    """Why `--profile` found nothing, with the remedy."""
     memcheck: Memcheck | None = None
     """None where it was not asked for, or the candidate did not come so far."""
     compiled: tuple[Compiled, ...] = Field(default=(), max_length=MOST_KERNELS)
@@ -125,7 +128,7 @@ class Look(Record):
     warnings: tuple[str, ...] = Field(default=(), max_length=MOST_FAULTS)
     """ptxas's own on their speed."""
     code: tuple[MachineCode, ...] = Field(default=(), max_length=MOST_KERNELS)
-    """Its kernels by cuobjdump; only where counters were asked for."""
+    """Its functions by cuobjdump or objdump; only under `--profile`."""
 
     @classmethod
     def at(cls, kernels: Sequence[tuple[str, int, float]]) -> "Look | None":

@@ -18,12 +18,16 @@ from kernelwright_child import driver
 
 LONGEST_FIRST = ("test_programs.py", "test_on_device.py", "test_candidates.py", "test_waking.py", "test_clock.py")
 TESTS_OF_A_PART = 8
+NOTHING_FOUND = 5
+"""pytest's exit code where no test was chosen."""
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu")
 
 
 def parts_of(paths):
     """The tests in parts, those of the longest files first."""
     listed = subprocess.run([*PYTEST, "--collect-only", "-q", *paths], capture_output=True, text=True, check=False)
+    if listed.returncode not in (0, NOTHING_FOUND):
+        sys.exit(f"the GPU tests cannot be collected:\n{listed.stdout}{listed.stderr}")
     by_file = {}
     for line in listed.stdout.splitlines():
         if "::" in line:
@@ -57,41 +61,43 @@ def main():
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "gpu-tests")
     parser.add_argument("paths", nargs="*", default=["tests/gpu"])
     asked = parser.parse_args()
-    devices, cores = driver.device_count(), sorted(os.sched_getaffinity(0))
-    if devices == 0:
+    cores = sorted(os.sched_getaffinity(0))
+    given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(driver.device_count())))
+    devices = given.split(",")[: len(cores)]
+    if driver.device_count() == 0:
         sys.exit("the driver sees no CUDA device")
     asked.out.mkdir(parents=True, exist_ok=True)
-    until, wanted, ended = time.monotonic() + asked.seconds, queue.SimpleQueue(), []
-    for number, tests in enumerate(parts_of(asked.paths)):
-        wanted.put((number, tests))
+    until, wanted, ended = time.monotonic() + asked.seconds, queue.SimpleQueue(), {}
+    parts = dict(enumerate(parts_of(asked.paths)))
+    for number in parts:
+        wanted.put(number)
 
-    def serve(device):
-        own = cores[device * len(cores) // devices : (device + 1) * len(cores) // devices]
+    def serve(place, device):
+        own = cores[place * len(cores) // len(devices) : (place + 1) * len(cores) // len(devices)]
         folder = Path(tempfile.mkdtemp(prefix=f"gpu{device}-"))
         while time.monotonic() < until:
             try:
-                number, tests = wanted.get_nowait()
+                number = wanted.get_nowait()
             except queue.Empty:
                 return
+            tests = parts[number]
             log = asked.out / f"{number:03}.log"
             code = run_part(device, own, folder, tests, log, until)
             said = log.read_text(errors="replace").splitlines()
             print(f"device {device}: {tests[0]} and {len(tests) - 1} more: {said[-1] if said else code}", flush=True)
-            ended.append((code, [line for line in said if line.startswith(("FAILED", "ERROR"))], tests))
+            ended[number] = code, [line for line in said if line.startswith(("FAILED", "ERROR"))]
 
-    threads = [threading.Thread(target=serve, args=(device,)) for device in range(devices)]
+    threads = [threading.Thread(target=serve, args=one) for one in enumerate(devices)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    unfinished = [tests for code, _, tests in ended if code is None]
-    while not wanted.empty():
-        unfinished.append(wanted.get()[1])
-    for line in (line for _, lines, _ in ended for line in lines):
+    for line in (line for _, lines in ended.values() for line in lines):
         print(line)
-    for tests in unfinished:
-        print(f"not finished: {tests[0]} and {len(tests) - 1} more")
-    sys.exit(1 if unfinished or any(code not in (0, 5) for code, _, _ in ended) else 0)
+    unfinished = [number for number in parts if ended.get(number, (None, []))[0] is None]
+    for number in unfinished:
+        print(f"not finished: {parts[number][0]} and {len(parts[number]) - 1} more")
+    sys.exit(1 if unfinished or any(code not in (0, NOTHING_FOUND) for code, _ in ended.values()) else 0)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def times(candidate_ms, eager_ms):
 
 def keep_work(read_bytes):
     key = work_key(DOUBLED.digest)
-    Store("works").put(key, {"read_bytes": read_bytes, "written_bytes": 0})
+    Store("works").put(key, {"read_bytes": read_bytes, "written_bytes": 0, "mode": {"is_training": True}})
 
 
 @pytest.mark.slow

@@ -407,7 +407,7 @@ def test_the_problems_at_the_wall_are_those_whose_baseline_runs_as_fast_as_a_cop
         for kept, cell in one.pairs:
             found = cell.published if cell.published and cell.published.passed else kept.reference
             share = kept.copy_ms / min(found.baselines_ms.values()) if found and kept.copy_ms else 0.0
-            assert share > 0.94 if kept.address in wall[one.dtype] else share < 1.0, kept.address
+            assert (share >= 0.97) is (kept.address in wall[one.dtype]), kept.address  # until it is measured again
         (faster,) = {level_figures(one.ranked, ["best"], found).faster for found in (wall[one.dtype], ())}
         below = level_figures(one.ranked, ["best"], wall[one.dtype])
         assert below.at_the_wall > 0 and faster < below.faster_below <= 1

@@ -5,7 +5,13 @@ import torch
 
 from kernelwright.problems import Problem
 from kernelwright.sandbox.authenticity import library_calls
-from kernelwright.sandbox.authenticity.evidence import Observed, judge_authenticity, read_authenticity, refusal
+from kernelwright.sandbox.authenticity.evidence import (
+    SMALL_SHARE,
+    Observed,
+    judge_authenticity,
+    read_authenticity,
+    refusal,
+)
 from kernelwright.sandbox.authenticity.library_calls import MOST_NODES, Unreadable, reach
 from kernelwright.sandbox.authenticity.scan import refuse
 from kernelwright_child.observe import MOST_LINES, MOST_NAMES, observe
@@ -198,6 +204,14 @@ def test_one_late_call_takes_no_time_of_a_short_one_and_hides_nothing(own_module
     assert max(found.line_us) < 10_000 and found.wall_us < 10_000
     assert any(name.endswith(".relu") for name in found.natives) == (late == 2)
     assert ("aten::relu" in {name for name, _, _ in found.operators}) == (late == 3)
+
+
+@pytest.mark.parametrize("phase", [0, 1, 2])
+def test_one_call_of_three_without_a_library_does_not_speak_for_all(own_module, phase):
+    body = "    calls.append(1)\n    return torch.softmax(x if len(calls) % 3 else x[:1, :1], 1)\n"
+    module = own_module(f"import torch\ncalls = [1] * {phase}\ndef f(x):\n{body}")
+    found = Observed.read(observe(lambda: module.f(torch.ones(900, 900))))
+    assert found.share()[0] > SMALL_SHARE and max(found.line_us) > 100
 
 
 def test_code_from_a_text_is_observed(own_module):

@@ -20,7 +20,12 @@ from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork
 from kernelwright.sandbox.verdict.verdicts import Compiled, KernelFacts, KernelTime, Look, MachineCode
 from tests.support.runs import doubted
 
-VECTORS = MachineCode(kernel="mine", opcodes={"vfmadd132ps.zmm": 2, "vfmadd132ss.xmm": 15, "vmovups.ymm": 4})
+
+def code_of(**opcodes):
+    return (MachineCode(kernel="mine", opcodes={name.replace("_", "."): count for name, count in opcodes.items()}),)
+
+
+VECTORS = code_of(vfmadd132ps_zmm=2, vfmadd132ss_xmm=15, vmovups_ymm=4)
 CALL = Call(
     gpu_ms=1.0, host_ms=0.1, kernels=[("mine", 2, 0.9)], cold_ms=0.98, copy_ms=0.5, warnings=(), threads=(7.5, 8),
     code=VECTORS,
@@ -34,8 +39,8 @@ FAULTS_OF_A_CALL = {
     "copies": {"kernels": [("mine", 1, 0.5), ("Memcpy DtoD (Device -> Device)", 1, 0.4)]},
     "at the wall": {"copy_ms": 0.98},
     "idle threads": {"threads": (1.1, 8)},
-    "scalar arithmetic": {"code": MachineCode(kernel="mine", opcodes={"vmulps.ymm": 1, "vaddss.xmm": 8})},
-    "narrow vectors": {"code": MachineCode(kernel="mine", opcodes={"mulps.xmm": 4, "movaps.xmm": 9, "maxss.xmm": 4})},
+    "scalar arithmetic": {"code": code_of(vmulps_ymm=1, vaddss_xmm=8)},
+    "narrow vectors": {"code": code_of(mulps_xmm=4, movaps_xmm=9, maxss_xmm=4)},
     "serialised products": {"warnings": (SERIALIZED,)},
 }
 HEALTHY = {
@@ -92,6 +97,20 @@ def test_a_rule_finds_its_fault_and_nothing_else(name):
     assert 0 < share <= 1 and evidence.endswith(".") and found_by(name, healthy) is None
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        CALL._replace(code=code_of(vdpbf16ps_zmm=64, vmulss_xmm=4, vaddss_xmm=4)),
+        CALL._replace(code=code_of(vaddps_xmm=40) + code_of(vaddps_ymm=20)),
+        CALL._replace(code=code_of(vaddss_xmm=128) + code_of(vaddps_zmm=24)),
+        CALL._replace(code=code_of(addss_xmm=40), copy_ms=0.98),
+        CALL._replace(code=code_of(addps_xmm=40), copy_ms=0.98),
+    ],
+)
+def test_wide_vectors_anywhere_and_a_copys_time_silence_the_rules_of_a_processor(call):
+    assert not [rule.name for rule in RULES if rule.name in ("scalar arithmetic", "narrow vectors") and rule.find(call)]
+
+
 def test_without_facts_every_rule_is_silent():
     bare = Launch("mine", 1.0, 0.0, {}, None, None, None, True)
     assert not [rule.name for rule in RULES if rule.of == "launch" and rule.find(bare)]
@@ -105,6 +124,8 @@ def test_without_facts_every_rule_is_silent():
         ("_Z4gemm14CUtensorMap_stPf", "gemm"),
         ("_ZN12_GLOBAL__N_14tileILi128EEEvPKfPf", "tile"),
         ("_ZN2ns4tileEPf", "tile"),
+        ("_ZL4sumsPKfPfl", "sums"),
+        ("_ZZ4sumsPfENKUlllE_clEll", "sums"),
         ("void (anonymous namespace)::tile<(int)128>(const float *, float *)", "tile"),
         (
             "void at::native::vectorized_elementwise_kernel<4, at::native::F>(int, float)",
