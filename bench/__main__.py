@@ -7,6 +7,8 @@ import importlib
 import inspect
 import sys
 
+from kernelwright.sandbox.verdict.errors import SandboxError
+
 BENCHES = {
     "placebo": "placebo.run",
     "gpu_placebo": "placebo.run_on_card",
@@ -54,7 +56,11 @@ def main(words: list[str]) -> int:
             print(f"bench {name} takes no words, and {' '.join(own)} follows", file=sys.stderr)
             return 2
         print(said)
-        report = run(*own)
+        try:
+            report = run(*own)
+        except SandboxError as error:
+            print(error, file=sys.stderr)
+            return 3
         print(report, flush=True)
         kept = kept and report.holds
     return 0 if kept else 1

@@ -76,7 +76,9 @@ def _kept(folder: Path) -> Iterator[tuple[Pair, Answered]]:
 
 
 def pairs_of(folder: Path) -> list[Pair]:
-    """Read the fixed pairs."""
+    """Read the fixed pairs. Raises `SandboxError` where none are fixed yet."""
+    if not (folder / FILE).exists():
+        raise SandboxError(f"there is no {folder / FILE}; fix the pairs first: python -m bench sections choose")
     table = tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
     return [Pair(address, dtype, digest) for name, digest in table.items() for address, dtype in [name.split()]]
 
@@ -100,8 +102,9 @@ def ask(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
         except SandboxError as error:
             failed.append(f"  {pair.name}: {error}")
             continue
-        if not isinstance(verdict, Passed) or verdict.evidence.look is None:
-            failed.append(f"  {pair.name}: {verdict.outcome}")
+        look = verdict.evidence.look or Look()
+        if not isinstance(verdict, Passed) or not look.counters:
+            failed.append(f"  {pair.name}: {verdict.outcome}, no counters {look.obstacle}")
             continue
         out.mkdir(parents=True, exist_ok=True)
         for kind, text in tasks(problem, sources[pair.digest], verdict).items():

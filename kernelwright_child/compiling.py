@@ -167,7 +167,8 @@ def _without_ptxas(printed: bytes) -> bytes:
     ]
     with contextlib.suppress(OSError), open(PTXAS, "ab") as file:
         file.write(b"".join(said))
-    return b"".join(line for line in lines if line not in set(said))
+    moved = set(said)
+    return b"".join(line for line in lines if line not in moved)
 
 
 def _is_unmendable(real: str, words: list[str], folder: str, done: Done) -> bool:

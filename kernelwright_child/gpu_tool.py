@@ -23,7 +23,7 @@ START = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parent.parent)!r}); "
     "from kernelwright_child.gpu_tool import main; main(sys.argv[1:])"
 )
-START_BYTES, END_BYTES = 60_000, 4000
+START_BYTES, END_BYTES = 120_000, 4000
 """Characters of a report, and of the end of the output, which share one message."""
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -184,6 +185,8 @@ def read_failures(build: Path, printed: str = "") -> tuple[FailedBuild, ...]:
 
 
 MAX_PTXAS_FILES, MAX_PTXAS_LINE = 16, 500
+LATE = "late-"
+"""Beginning of the folders of what was built in a call."""
 _ENTRY = re.compile(r"ptxas info\s*: Compiling entry function '(\w*)")
 _SPILLED = re.compile(r"\b(\d{1,6}) bytes spill stores, (\d{1,6}) bytes spill loads")
 _USED = re.compile(r"ptxas info\s*: Used (\d{1,4}) registers")
@@ -200,7 +203,7 @@ def read_ptxas(build: Path) -> tuple[tuple[Compiled, ...], tuple[str, ...]]:
     name, spilled = "", 0
     for line in _ptxas_lines(build):
         if entry := _ENTRY.search(line):
-            name, spilled = base_name(entry[1])[:LONGEST_NAME], 0
+            name, spilled = base_name(entry[1]), 0
         elif found := _SPILLED.search(line):
             spilled = int(found[1]) + int(found[2])
         elif (used := _USED.search(line)) and name:
@@ -212,12 +215,19 @@ def read_ptxas(build: Path) -> tuple[tuple[Compiled, ...], tuple[str, ...]]:
     return tuple(kernels.values())[:MOST_KERNELS], tuple(warnings)[:MOST_FAULTS]
 
 
-def _ptxas_lines(build: Path) -> Iterator[str]:
+def _folders(parent: Path | str) -> list[str]:
     try:
-        folders = [entry.path for entry in os.scandir(build) if entry.is_dir(follow_symlinks=False)]
+        with os.scandir(parent) as entries:
+            some = islice(entries, MAX_PTXAS_FILES)
+            return sorted(entry.path for entry in some if entry.is_dir(follow_symlinks=False))
     except OSError:
-        return
-    for folder in sorted(folders)[:MAX_PTXAS_FILES]:
+        return []
+
+
+def _ptxas_lines(build: Path) -> Iterator[str]:
+    folders = _folders(build)
+    late = [path for folder in folders if Path(folder).name.startswith(LATE) for path in _folders(folder)]
+    for folder in [*folders, *late][:MAX_PTXAS_FILES]:
         try:
             with open_read(f"{folder}/{PTXAS}") as file:
                 text = file.read(MAX_BYTES).decode(errors="replace")

@@ -249,7 +249,7 @@ def ncu_obstacle(output: str) -> str:
 
 def counter_obstacle(path: str) -> str:
     """Return why ncu cannot read the counters; empty where it can. Tries it on a small kernel, for some seconds."""
-    words = [*_ncu(path, 1, tuple(WORDS)), sys.executable, "-c", TRIAL]
+    words = [*_ncu(path, 1, METRICS), sys.executable, "-c", TRIAL]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=TRIAL_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -100,16 +100,12 @@ def _run_issued(session: GpuSession, values: Sequence[Values], message: dict[str
 
     try:
         handovers = with_relief(made)
+        driver.synchronize()
+        judge_ms = dealer.deal(flags, shared.places, handovers)
     except BaseException as error:
         session.drain()
         if isinstance(error, torch.OutOfMemoryError):
             raise CannotIssueAhead("there is no memory for its results") from None
-        raise
-    try:
-        driver.synchronize()
-        judge_ms = dealer.deal(flags, shared.places, handovers)
-    except BaseException:
-        session.drain()
         raise
     if judge_ms is None:
         session.close()

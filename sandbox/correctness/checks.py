@@ -30,7 +30,7 @@ from kernelwright.sandbox.correctness.compare import (
 from kernelwright.sandbox.correctness.families import DRAWN
 from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.timing.baselines import PERMITTING, Baselines
-from kernelwright.sandbox.verdict.errors import StageFailed
+from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.settings import Accuracy, Defence, JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Evidence
 from kernelwright_child.driver import CudaError
@@ -173,7 +173,7 @@ class Trial:
         """Return whether a second call on the same values gives the same result; None where it gives none."""
         try:
             return self.call(call.values).output == call.mine.output
-        except (*BAD_RUNS, StageFailed, torch.OutOfMemoryError, CudaError):
+        except (*BAD_RUNS, StageFailed, MachineError, torch.OutOfMemoryError, CudaError):
             return None
 
     def allows(self, wrong: Wrong, errors: Shares) -> bool:

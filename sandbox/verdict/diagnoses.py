@@ -4,6 +4,7 @@ They read the measurement, torch's list of kernels, ptxas's figures, the machine
 not observed is left out: a rule whose facts are missing is silent.
 """
 
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -293,7 +294,7 @@ def few_blocks(launch: Launch) -> Found:
 @rule("launch", "Choose tiles that fill whole waves, or a persistent grid that deals tiles out.")
 def tail_wave(launch: Launch) -> Found:
     waves = launch.at("waves")
-    idle = 1 - waves / (int(waves) + 1) if 1 < waves < 4 else 0.0
+    idle = 1 - waves / math.ceil(waves) if 1 < waves < 4 else 0.0
     return (idle, f"Its blocks run in {waves:.2f} waves, the last one mostly empty.") if idle > 0.2 else None
 
 
@@ -471,27 +472,28 @@ def _plain(kernel: str) -> str:
 
 def short_name(kernel: str) -> str:
     """Return a kernel's name for a reader: with template values, without return type and parameters."""
-    return re.sub(r"\([\w: ]+\)(?=-?\w)", "", _plain(kernel)).partition("(")[0][:60] or kernel
+    return re.sub(r"\([\w: ]+\)(?=-?\w)", "", _plain(kernel)).partition("(")[0][:LONGEST_NAME] or kernel
 
 
+LONGEST_NAME = 60
 MANGLED = re.compile(r"_Z+N?K?L?(?=\d)")
 
 
 def base_name(kernel: str) -> str:
-    """Return a kernel's own name, without return type, namespaces, template values and parameters; mangled or not.
+    """Return the start of a kernel's own name, without return type, namespaces, template values and parameters.
 
-    In mangled names each identifier stands behind its length (Itanium C++ ABI, 5.1).
+    In mangled names, which it takes too, each identifier stands behind its length (Itanium C++ ABI, 5.1).
     """
     mangled = MANGLED.match(kernel)
     if mangled is None:
-        return re.split(r"[<(]", _plain(kernel), maxsplit=1)[0].rpartition("::")[2] or kernel
+        return (re.split(r"[<(]", _plain(kernel), maxsplit=1)[0].rpartition("::")[2] or kernel)[:LONGEST_NAME]
     rest, name, is_nested = kernel[mangled.end() :], kernel, "N" in mangled[0]
     while size := re.match(r"\d{1,3}", rest):
         end = size.end() + int(size[0])
         name, rest = rest[size.end() : end], rest[end:]
         if not is_nested:  # identifiers that follow are types of parameters
             break
-    return name
+    return name[:LONGEST_NAME]
 
 
 WHAT_LIMITS = "what limits it, the most costly first:"

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from kernelwright_child import driver
 
-LONGEST_FIRST = ("test_programs.py", "test_on_device.py", "test_candidates.py", "test_waking.py", "test_clock.py")
-TESTS_OF_A_PART = 8
+SLOW = ("test_programs.py", "test_diagnoses.py", "test_languages.py")
+LONGEST_FIRST = (*SLOW, "test_on_device.py", "test_candidates.py", "test_waking.py", "test_clock.py")
+TESTS_OF_A_PART, SLOW_TESTS_OF_A_PART = 8, 2
 NOTHING_FOUND = 5
 """pytest's exit code where no test was chosen."""
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu")
@@ -36,8 +37,8 @@ def parts_of(paths):
         sys.exit(f"no GPU tests are found:\n{listed.stdout}{listed.stderr}")
     order = [*(name for name in LONGEST_FIRST if name in by_file), *sorted(by_file.keys() - set(LONGEST_FIRST))]
     for name in order:
-        tests = by_file[name]
-        yield from (tests[at : at + TESTS_OF_A_PART] for at in range(0, len(tests), TESTS_OF_A_PART))
+        tests, size = by_file[name], SLOW_TESTS_OF_A_PART if name in SLOW else TESTS_OF_A_PART
+        yield from (tests[at : at + size] for at in range(0, len(tests), size))
 
 
 def run_part(device, cores, folder, tests, log, until):
@@ -75,6 +76,7 @@ def main():
     def serve(place, device):
         own = cores[place * len(cores) // len(devices) : (place + 1) * len(cores) // len(devices)]
         folder = Path(tempfile.mkdtemp(prefix=f"gpu{device}-"))
+        folder.chmod(0o711)  # the jail's users pass through
         while time.monotonic() < until:
             try:
                 number = wanted.get_nowait()
@@ -85,7 +87,7 @@ def main():
             code = run_part(device, own, folder, tests, log, until)
             said = log.read_text(errors="replace").splitlines()
             print(f"device {device}: {tests[0]} and {len(tests) - 1} more: {said[-1] if said else code}", flush=True)
-            ended[number] = code, [line for line in said if line.startswith(("FAILED", "ERROR"))]
+            ended[number] = code, [line for line in said if "::" in line and ("FAILED" in line or "ERROR" in line)]
 
     threads = [threading.Thread(target=serve, args=one) for one in enumerate(devices)]
     for thread in threads:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kernelwright.sandbox.gpu_tools import counter_obstacle
 from kernelwright.sandbox.machine import cuda_tool_path
 from kernelwright.sandbox.verdict.diagnoses import diagnose
 from kernelwright.sandbox.verdict.verdicts import Candidate
@@ -16,6 +17,7 @@ pytestmark = [
     pytest.mark.skipif(cuda_tool_path("ncu") is None, reason="Nsight Compute is not installed"),
 ]
 SCALE = problem("scale", "return inputs[0] * 2", "torch.randn(8192, 4096)")
+LONG_SCALE = problem("long_scale", "return inputs[0] * 2", "torch.randn(24576, 4096)")
 FLIP = problem("flip", "return inputs[0].t().contiguous()", "torch.randn(4096, 4096)")
 PRODUCT = problem("product", "return inputs[0] @ inputs[1]", "torch.randn(1024, 1024), torch.randn(1024, 1024)")
 EXPONENTIALS = problem(
@@ -112,7 +114,7 @@ __global__ void exponentials(const float* in, float* to, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     float sum = 0;
 #pragma unroll
-    for (int k = 1; k <= 64; ++k) sum += expf(in[i] / k);
+    for (int k = 1; k <= 64; ++k) sum += expf(in[i] * (1.0f / k));
     to[i] = sum;
 }
 """
@@ -130,7 +132,7 @@ FAULTS = {
         problem("small", "return inputs[0] * 2", "torch.randn(64, 4096)"),
         source(NARROW, MANY_PARTS),
     ),
-    "library kernels": (SCALE, source(WIDE, WIDE_LAUNCH.format(blocks=1056), before="x = (x + 1) - 1")),
+    "library kernels": (SCALE, source(WIDE, WIDE_LAUNCH.format(blocks=1056), before="x = x * 2 * 0.5")),
     "bank conflicts": (
         FLIP, source(FLIPPED, TILES)
     ),
@@ -147,6 +149,8 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def judges():
+    if obstacle := counter_obstacle(cuda_tool_path("ncu")):
+        pytest.skip(f"ncu reads no counters here: {obstacle}")
     with Judges(SETTINGS.model_copy(update={"profile": True})) as judges:
         yield judges
 
@@ -166,6 +170,6 @@ def test_the_fault_of_a_kernel_is_named(judges, name):
 
 
 def test_of_a_kernel_at_the_speed_of_memory_nothing_but_that_is_said(judges):
-    found = diagnosed(judges, SCALE, source(WIDE, WIDE_LAUNCH.format(blocks=2112)))
-    assert set(found) <= {"at the wall", "device memory full", "waits", "tail wave"}, found
+    found = diagnosed(judges, LONG_SCALE, source(WIDE, WIDE_LAUNCH.format(blocks=2112)))
+    assert set(found) <= {"at the wall", "device memory full", "waits"}, found
     assert "device memory full" in found, found

@@ -111,6 +111,11 @@ def test_wide_vectors_anywhere_and_a_copys_time_silence_the_rules_of_a_processor
     assert not [rule.name for rule in RULES if rule.name in ("scalar arithmetic", "narrow vectors") and rule.find(call)]
 
 
+def test_whole_waves_leave_no_tail():
+    for waves in (2.0, 3.0):
+        assert found_by("tail wave", LAUNCH._replace(of=HEALTHY | {"waves": waves})) is None
+
+
 def test_without_facts_every_rule_is_silent():
     bare = Launch("mine", 1.0, 0.0, {}, None, None, None, True)
     assert not [rule.name for rule in RULES if rule.of == "launch" and rule.find(bare)]
@@ -144,9 +149,10 @@ def test_a_reader_sees_the_instances_of_a_template():
     assert short_name("void tile<(Kind)1, -2>(float*)") == "tile<1, -2>"
 
 
-def test_what_ptxas_said_is_read_by_kernel(tmp_path):
-    (tmp_path / "extension").mkdir()
-    (tmp_path / "extension" / "ptxas.txt").write_text(PTXAS)
+@pytest.mark.parametrize("place", ["extension", "late-0123/extension"])
+def test_what_ptxas_said_is_read_by_kernel(tmp_path, place):
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / place / "ptxas.txt").write_text(PTXAS)
     compiled, (warning,) = read_ptxas(tmp_path)
     assert compiled == (
         Compiled(kernel="tile", registers=255, spilled_bytes=64),
