@@ -86,6 +86,8 @@ class LevelFigures(NamedTuple):
     """Problems that leave a kernel nothing to gain, by the selection."""
     faster_below: float | None
     """The share judged `faster` of the others; None where there are none."""
+    faster_than_any: tuple[float, float | None]
+    """The share that is faster than every baseline, of all and of those not at the wall."""
     median: float | None
     """Of the speedups of correct kernels against the fastest baseline at equal accuracy."""
     mean: Estimate | None
@@ -119,6 +121,7 @@ def level_figures(
     shares = [share for _, cell in pairs if (share := floor_share(cell)) is not None]
     above = [share for share in shares if share <= 1]
     below = [is_faster(cell) for kept, cell in pairs if kept.address not in wall]
+    above_all = [is_faster(cell) and kept.faster_than_any for kept, cell in pairs]
     copies = [share for kept, cell in pairs if (share := copy_share(kept, cell)) is not None]
     return LevelFigures(
         problems=len(pairs),
@@ -126,6 +129,7 @@ def level_figures(
         faster=sum(is_faster(cell) for _, cell in pairs) / len(pairs),
         at_the_wall=len(pairs) - len(below),
         faster_below=sum(below) / len(below) if below else None,
+        faster_than_any=(sum(above_all) / len(pairs), sum(above_all) / len(below) if below else None),
         median=statistics.median(speedups) if speedups else None,
         mean=metrics.geometric_mean(speedups) if speedups else None,
         with_failures=metrics.geometric_mean(everywhere).value,

@@ -41,6 +41,7 @@ problems, whose result hardly depends on the input, are shown and not ranked.
 typed. The table counts ranked problems:
 
 - "judged faster": the share of all problems whose kernel the judge calls `faster`, and of those not at the wall;
+- "faster than any": the same two shares, with the intervals against all baselines, TF32 and others among them, above 1;
 - "at the wall": problems whose fastest baseline ran at 97 % of a copy's speed or more. `selection.toml` has named them
   since the second round, whatever is answered or measured later;
 - "median" and "geometric mean of the correct": over correct kernels, whose number is under "correct". A speedup above 1
@@ -210,7 +211,7 @@ def page(index: Index, selection: Selection, found: Sequence[DtypeBoard], folder
 
 
 SHORT = (
-    "dtype", "problems", "correct", "judged faster", "at the wall", "median of the correct",
+    "dtype", "problems", "correct", "judged faster", "faster than any", "at the wall", "median of the correct",
     "geometric mean of the correct [95 %]", "failures as 1", "failures and losses as 1", "against any, failures as 1",
     "fast_1", "fast_2", "of the roofline", "of a copy",
 )  # fmt: skip
@@ -256,8 +257,8 @@ Wall = Mapping[str, Collection[str]]
 def _short(one: DtypeBoard, pairs: Sequence[tuple[Kept, LeaderboardCell]], wall: Wall) -> Sequence[str]:
     found = level_figures(pairs, list(one.results()), wall.get(one.dtype, ()))
     below = f", {found.below_floor} below" if found.below_floor else ""
-    faster = f"{share_text(found.faster)}, {share_text(found.faster_below)}"
-    counts = (str(found.problems), str(found.right), faster, str(found.at_the_wall))
+    faster = [", ".join(map(share_text, two)) for two in ((found.faster, found.faster_below), found.faster_than_any)]
+    counts = (str(found.problems), str(found.right), *faster, str(found.at_the_wall))
     means = (f"{found.with_failures:.2f}", f"{found.with_losses:.2f}", f"{found.against_any:.2f}")
     shares = (share_text(found.fast_1["best"]), share_text(found.fast_2), share_text(found.of_floor) + below)
     return (*counts, number_text(found.median), estimate_text(found.mean), *means, *shares, share_text(found.of_copy))

@@ -29,7 +29,7 @@ from kernelwright.problems.problem import Record, first_fault
 from kernelwright.prompts.brief import estimated_tokens
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, judged_by
-from kernelwright.sandbox.verdict.verdicts import Measurement, Passed, TimingClock
+from kernelwright.sandbox.verdict.verdicts import SAME_WITHIN, Measurement, Passed, TimingClock
 
 L = TypeVar("L", bound=BaseModel)
 
@@ -241,6 +241,9 @@ class Kept(Record):
     """Of the best kernel's times."""
     copy_ms: float | None = None
     """Time of a copy of the bytes that the problem has to move, on that device; None where it was not measured."""
+    faster_than_any: bool = False
+    """Whether the best kernel is judged faster, and its interval against each baseline, less accurate ones too, is
+    above 1."""
     tags: tuple[str, ...] = ()
     """Findings in the best kernel's source, by `bench.results.tags`."""
     again: SecondJudging | None = None
@@ -440,9 +443,15 @@ def _row(record: Searched, again: Sequence[Judgement]) -> Kept:
         worker_pairs=len(set(measurement.closest.workers)) or 1 if measurement else None,
         clock=measurement.timing_clock if measurement else None,
         copy_ms=_copy_ms(one, measurement),
+        faster_than_any=measurement is not None and refused is None and _is_faster_than_any(measurement),
         tags=_tags(one),
         again=second,
     )
+
+
+def _is_faster_than_any(found: Measurement) -> bool:
+    lows = (found.interval_of(pairing).low for pairing in found.pairings)
+    return found.comparison == "faster" and all(low > 1 + SAME_WITHIN for low in lows)
 
 
 def _copy_ms(one: Searched, measurement: Measurement | None) -> float | None:
