@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -123,20 +123,24 @@ def remembered(problem: Problem, sheet: prompts.DeviceSheet, threads: int, folde
 
 def times_and_roofline(found: Measurement) -> Baselines:
     """Give PyTorch's times and the roofline of one measurement."""
-    times = _times(found.baselines_ms, is_shipped=found.against(AS_SHIPPED) is found.against(EAGER))
+    is_shipped = found.against(AS_SHIPPED) is found.against(EAGER)
+    times = _times(found.baselines_ms, is_shipped, found.less_accurate)
     empty_ms = statistics.median(found.protocol_ms) if found.timing_clock == "call" and found.protocol_ms else None
     if empty_ms is not None and empty_ms < min(found.baselines_ms.values()):
         times += (f"a call that does nothing: {empty_ms:#.3g} ms, part of all of these",)
     return Baselines(times=times, roofline=_roofline(found.floor), mode=found.floor and found.floor.work.mode)
 
 
-def _times(baselines_ms: Mapping[str, float], is_shipped: bool = False) -> tuple[str, ...]:
+def _times(
+    baselines_ms: Mapping[str, float], is_shipped: bool = False, less_accurate: Collection[str] = ()
+) -> tuple[str, ...]:
     """Write times, the fastest first. `is_shipped`: eager at its default precision is the same as eager."""
     ordered = sorted(baselines_ms.items(), key=lambda one: one[1])
     how = {
         EAGER: ", at the precision policy above" + (", which is also PyTorch as it ships here" if is_shipped else ""),
         AS_SHIPPED: ", under PyTorch's own precision switches",
     }
+    how |= {name: f"{how.get(name, '')}, less accurate" for name in less_accurate}
     return tuple(f"{name}: {ms:#.3g} ms{how.get(name, '')}" for name, ms in ordered)
 
 

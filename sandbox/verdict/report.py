@@ -178,7 +178,8 @@ def timing_lines(measured: Measurement, look: Look | None) -> str:
         lines.append(DOUBTS[measured.comparison])
     if others := others_of(measured):
         lines.append(f"against the other baselines: {others.removeprefix('; against ').replace(' x', '')}")
-    lines.append(f"threads: {measured.threads}")
+    if measured.on_device is None:
+        lines.append(f"threads: {measured.threads}")
     floor = measured.floor_ms
     if floor is not None:
         lines.append(

@@ -99,11 +99,11 @@ def with_floor(view):
     return View(problem=PROBLEM.name, attempts=(view.attempt(1), judged))
 
 
-def measured_as(floor=FLOOR, clock="bound", **baselines_ms):
+def measured_as(floor=FLOOR, clock="bound", less_accurate=(), **baselines_ms):
     named = {name.replace("_", " "): ms for name, ms in baselines_ms.items()}
     pairings = [Pairing(baseline=name, candidate_ms=(4.0,), baseline_ms=(ms,)) for name, ms in named.items()]
     device = doubted(2.0, clock).measurement.on_device if clock == "events" else None
-    told = {"floor": floor, "clock": clock, "protocol_ms": (0.05,), "on_device": device}
+    told = {"floor": floor, "clock": clock, "protocol_ms": (0.05,), "on_device": device, "less_accurate": less_accurate}
     measurement = Measurement(pairings=pairings, threads=2, **told)
     return MeasuredProblem(problem=PROBLEM.name, verdict=Passed(measurement=measurement, evidence=EVIDENCE))
 
@@ -117,6 +117,8 @@ def test_pytorchs_times_are_told_the_fastest_first_with_what_each_of_them_is():
     order = [("torch.compile", "1.90 ms"), ("as shipped", "2.34 ms"), ("eager: ", "5.55 ms")]
     assert all(name in time and ms in time for time, (name, ms) in zip(times, order, strict=True))
     assert "PyTorch's own" in times[1] and "policy above" in times[2]
+    quick, full, _ = told(measured_as(eager_tf32=1.0, eager=5.55, less_accurate=("eager tf32",))).times
+    assert "less accurate" in quick and "less accurate" not in full
 
 
 def test_where_nothing_is_switched_eager_is_what_ships_and_what_the_clock_itself_takes_is_told():
