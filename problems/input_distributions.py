@@ -6,6 +6,7 @@ makes their values. So torch is imported where a change is made, and not to read
 """
 
 import math
+import random
 import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,13 +27,21 @@ LAST = 4
 def begin_far_out(x: "torch.Tensor") -> None:
     """Begin every other row of the second half with an outlier, so that no sample of the first rows shows one.
 
-    Indices of axis 0, which a norm over several axes takes for rows, begin so too. There are none elsewhere: a
-    norm's weight could make one so large that it hides errors at the beginning of a row.
+    So does one secret row of the first half, for a kernel that looks at the others only. Indices of axis 0, which a
+    norm over several axes takes for rows, begin so too. There are none elsewhere: a norm's weight could make one so
+    large that it hides errors at the beginning of a row.
     """
     rows, size = _rows(x), _outlier(x)
     _set_magnitude(rows[len(rows) // 2 :: 2, 0], size)
+    _set_magnitude(rows[_secret(x, len(rows) // 2) : len(rows) // 2, 0][:1], size)
     if x.dim() and x[0].numel() >= ROW:
         _set_magnitude(x.view(len(x), -1)[len(x) // 2 :, 0], size)
+
+
+def _secret(x: "torch.Tensor", below: int) -> int:
+    """Draw an index by a secret seed: the same for the same values."""
+    flat = x.view(-1)
+    return random.Random(f"{SECRET} {below} {float(flat[0])} {float(flat[-1])}").randrange(max(1, below))
 
 
 def _set_magnitude(some: "torch.Tensor", size: float) -> None:
@@ -46,10 +55,10 @@ def _set_magnitude(some: "torch.Tensor", size: float) -> None:
 def end_far_out(x: "torch.Tensor") -> None:
     """Make rows in the second half, and indices of axis 0, end alternately above and below all drawn values.
 
-    Above is half of `OUTLIER` times the largest magnitude, or more. No value gets a sign that was not drawn: where all
-    are positive, below is the smallest divided by as much. The last two of all are farther out. So a skipped remainder
-    shows over the last axis, over axis 0 and over everything. Which of these two is above differs from
-    draw to draw; where all have one sign, the last is the one of the larger magnitude.
+    One secret row of the first half ends so too. Above is half of `OUTLIER` times the largest magnitude, or more. No
+    value gets a sign that was not drawn: where all are positive, below is the smallest divided by as much. The last two
+    of all are farther out. So a skipped remainder shows over the last axis, over axis 0 and over everything. Which of
+    these two is above differs from draw to draw; where all have one sign, the last is the one of the larger magnitude.
     """
     import torch
 
@@ -59,6 +68,8 @@ def end_far_out(x: "torch.Tensor") -> None:
     ends = [(rows[len(rows) // 2 :, -1], OUTLIER), (whole[-2:], LAST * OUTLIER)]
     if x.dim() and x[0].numel() >= ROW:
         ends.insert(1, (x.view(len(x), -1)[len(x) // 2 :, -1], OUTLIER))
+    lone = _secret(x, len(rows) // 2)
+    ends.insert(1, (rows[lone : len(rows) // 2, -1][:1], OUTLIER))
     for end, most in ends:
         far = torch.linspace(most / 2, most, len(end), dtype=torch.float64, device=x.device)
         for some, edge, sign in ((slice(above, None, 2), high, 1), (slice(1 - above, None, 2), low, -1)):
@@ -69,14 +80,17 @@ def end_far_out(x: "torch.Tensor") -> None:
 def few_far_out(x: "torch.Tensor") -> None:
     """Set one outlier in each `BLOCK` elements of the second half, at positions drawn from a secret seed.
 
-    A sum of them is wrong where a part is left out and the rest scaled up, as a sample of even values is not. The first
-    and the last element of a block are none, since these may be those of a row.
+    One block of the first half has one as well. A sum of them is wrong where a part is left out and the rest scaled up,
+    as a sample of even values is not. The first and the last element of a block are none, since these may be those of a
+    row.
     """
     import torch
 
     flat = x.view(-1)
     width = min(BLOCK, len(flat))
     starts = torch.arange(len(flat) // width // 2, len(flat) // width, device=x.device).mul_(width)
+    lone = [_secret(x, len(flat) // width // 2) * width] if len(starts) > 1 else []
+    starts = torch.cat([torch.tensor(lone, dtype=starts.dtype, device=x.device), starts])
     draw = torch.Generator(x.device).manual_seed(hash((SECRET, float(flat[0]), float(flat[-1]))) % 2**62)
     inner = (1, width - 1) if width > 2 else (0, 1)
     places = starts.add_(torch.randint(*inner, (len(starts),), generator=draw, device=x.device))

@@ -9,7 +9,9 @@ import fcntl
 import math
 import mmap
 import os
+import random
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -431,6 +433,45 @@ def read_bytes(pid: int, address: int, length: int) -> bytearray:
             raise _failure(ctypes.get_errno(), pid)
         done += got
     return buffer
+
+
+SPOILED = 64
+"""Elements of a result that are overwritten at a time."""
+
+
+def spoil(pid: int, claims: list[Any]) -> None:
+    """Overwrite elements of results at random places, so that the next call's result shows what it did not write.
+
+    Raises `MemoryReadError` where the memory cannot be written.
+    """
+    for place in map(HostTensor.checked, claims):
+        size = int(getattr(torch, place.dtype).itemsize)
+        axes = list(zip(place.shape, place.stride, strict=True))
+        count = SPOILED if place.extent else 0
+        offsets = [sum(_secrets.randrange(length) * step for length, step in axes) for _ in range(count)]
+        remote = (_Segment * count)(*(_Segment(place.address + size * offset, size) for offset in offsets))
+        local = _Segment(ctypes.addressof(_SPOILT), size * count)
+        if _libc.process_vm_writev(pid, ctypes.byref(local), 1, remote, count, 0) != size * count and count:
+            raise _failure(ctypes.get_errno(), pid)
+
+
+_secrets = random.SystemRandom()
+_SPOILT = ctypes.create_string_buffer(b"\xff" * (16 * SPOILED))
+
+
+def in_shared_mapping(pid: int, claims: list[Any]) -> bool:
+    """Return whether a result lies in memory that is mapped shared, where pages can be one another's copies."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
+    except OSError:  # it has ended, which the next question finds
+        return False
+    shared = [fields[0].split(b"-") for fields in (line.split(None, 2) for line in lines) if fields[1].endswith(b"s")]
+    ranges = [(int(start, 16), int(end, 16)) for start, end in shared]
+    for place in map(HostTensor.checked, claims):
+        end = place.address + place.extent * int(getattr(torch, place.dtype).itemsize)
+        if place.extent and any(start < end and place.address < stop for start, stop in ranges):
+            return True
+    return False
 
 
 def _failure(number: int, pid: int) -> Exception:

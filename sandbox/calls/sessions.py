@@ -1,6 +1,7 @@
 """The judge's side of a child: questions, shared inputs, calls, and raw outputs."""
 
 import logging
+import secrets
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
@@ -10,7 +11,16 @@ from kernelwright.sandbox.clocks import ClockSample
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.jail.process import REPORTS_SYSCALLS, Child, ChildGone, ChildLate
 from kernelwright.sandbox.logs import escaped, one_line
-from kernelwright.sandbox.tensors import MemoryReadError, SharedMemory, Values, described, read_tensors, with_changed
+from kernelwright.sandbox.tensors import (
+    MemoryReadError,
+    SharedMemory,
+    Values,
+    described,
+    in_shared_mapping,
+    read_tensors,
+    spoil,
+    with_changed,
+)
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import Defence, JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
@@ -57,6 +67,8 @@ MOST_RESERVED = 2 * 2**30
 SPARE = 3
 """Reserve, as a multiple of the memory of inputs and result."""
 OBSERVING = 3
+LOOKS_AT_ONE_OF = 4
+"""After the first the mapping of one result in so many is looked at, which takes as long as a short call."""
 IDLE_MS, LEAVING_MS = 0.0, 5.0
 """Processor time that a child may use while it is stopped.
 
@@ -151,13 +163,15 @@ class Session:
         """Largest result; lower where its size is known."""
         self.returns_inputs = False
         """Whether the reference's results lie in the memory of inputs, so that a candidate's may."""
+        self.spoils = False
+        """Whether results are overwritten once they are read, so that each call has to write them anew."""
         self.is_called = False
         """Whether its model was called: a candidate's first call may compile."""
         self.changes: tuple[int, ...] = ()
         """Inputs that the reference changes in place, which are part of a call's result."""
         self.restores = False
         """Whether weights that calls change are restored before each call."""
-        self._is_read = False
+        self._is_read, self._is_spoilt = False, False
         self._reserved = False
         self._cpu_ms_at_stop: float | None = None
         """The child's processor time in ms when it was stopped; None while it runs."""
@@ -220,8 +234,23 @@ class Session:
         assert self._shared is not None
         changed = {} if op.startswith("exact") else {index: self._shared.taken(index) for index in self.changes}
         output = self.fetch(answer) if op.startswith("exact") else self._read_result(answer)
+        if self.spoils and not (self.returns_inputs or self.restores) and self._watches("overwriting"):
+            self._spoil(answer)
         self.refuse_activity_while_stopped()
         return Timed(with_changed(output, changed), milliseconds, cpu_ms)
+
+    def _spoil(self, answer: dict[str, Any]) -> None:
+        """Overwrite some of the result, and refuse one whose pages may be copies of each other."""
+        claims = described(answer)[1]
+        first, self._is_spoilt = not self._is_spoilt, True
+        if (first or not secrets.randbelow(LOOKS_AT_ONE_OF)) and in_shared_mapping(self._child.pid, claims):
+            raise Misbehaved("the result lies in memory that is mapped shared; return memory of its own")
+        try:
+            spoil(self._child.pid, claims)
+        except MemoryReadError:
+            raise Misbehaved("the result lies in memory that cannot be written; return memory of its own") from None
+        except ProcessLookupError:
+            pass  # the next question says how it ended
 
     def _read_result(self, answer: dict[str, Any]) -> Values:
         """Read the result after overwriting the inputs, which destroys results in their memory.

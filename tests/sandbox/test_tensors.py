@@ -1,4 +1,5 @@
 import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -6,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from kernelwright.sandbox.tensors import PLAIN_DTYPES, MemoryReadError, read_tensors
+from kernelwright.sandbox.tensors import PLAIN_DTYPES, MemoryReadError, in_shared_mapping, read_tensors, spoil
 from kernelwright_child import wire
 
 LIMIT = 2**20
@@ -26,6 +27,25 @@ def test_every_plain_dtype_can_be_read_widened_and_compared(dtype, stride):
     wide = torch.complex128 if tensor.is_complex() else torch.float64
     assert torch.equal(found.to(wide).nan_to_num(), tensor.to(wide).nan_to_num())
     assert bool(((found == tensor) | found.to(wide).isnan()).all())
+
+
+def test_elements_of_a_result_are_overwritten_and_what_lies_between_them_is_not():
+    whole = torch.zeros(200, 3)
+    spoil(os.getpid(), [wire.describe(whole[:, :2]), wire.describe(torch.empty(0, 4))])
+    assert 20 < int(whole[:, :2].isnan().sum()) <= 64 and not whole[:, 2].any()
+
+
+def test_a_result_that_cannot_be_written_is_told():
+    page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ)
+    with pytest.raises(MemoryReadError):
+        spoil(os.getpid(), [wire.describe(torch.frombuffer(page, dtype=torch.float32))])
+
+
+@pytest.mark.parametrize("flags", [mmap.MAP_SHARED, mmap.MAP_PRIVATE])
+def test_a_result_in_a_shared_mapping_is_found(flags):
+    mapped = torch.frombuffer(mmap.mmap(-1, 8192, flags=flags | mmap.MAP_ANONYMOUS), dtype=torch.float32)
+    claims = [wire.describe(torch.zeros(9)), wire.describe(mapped[1024:])]
+    assert in_shared_mapping(os.getpid(), claims) is (flags == mmap.MAP_SHARED)
 
 
 SIX = torch.arange(6.0)

@@ -205,6 +205,24 @@ TEXTS = {
         "[torch.randn(16, 256)]",
         "[]",
     ),
+    "diagonals": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return torch.diag_embed(torch.tanh(x))
+        """,
+        "[torch.randn(6, 64)]",
+        "[]",
+    ),
+    "copies": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return torch.tanh(x).repeat(4, 1)
+        """,
+        "[torch.randn(64, 256)]",
+        "[]",
+    ),
     "spread": (
         """
         class Model(nn.Module):
@@ -336,6 +354,8 @@ SOLVED = {
     "centred": (INIT, "x", "return F.layer_norm(x, x.shape[-1:])"),
     "long": (INIT, "x", "return x.amax(1), x.argmax(1), x / torch.norm(x)"),
     "windows": (INIT, "x", "return torch.tanh(x).unfold(1, 16, 1).contiguous()"),
+    "diagonals": (INIT, "x", "return torch.diag_embed(torch.tanh(x))"),
+    "copies": (INIT, "x", "return torch.tanh(x).repeat(4, 1)"),
     "spread": (INIT, "x", "return x.sum(1, keepdim=True).repeat(1, x.shape[1])"),
     "repeated": (
         INIT,

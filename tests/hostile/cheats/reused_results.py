@@ -57,6 +57,22 @@ PATH = load_inline(name="over", cpp_sources=[SOURCE], no_implicit_headers=True, 
 OVER = ctypes.CDLL(PATH).over
 OVER.argtypes = [ctypes.c_void_p, ctypes.c_long]
 """
+MAPPED_COPIES = """
+SOURCE = '''
+#include <sys/mman.h>
+#include <unistd.h>
+extern "C" char* copies(long size, long count) {
+    int file = memfd_create("rows", 0);
+    if (ftruncate(file, size)) return 0;
+    char* start = (char*) mmap(0, size * count, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (long i = 0; i < count; ++i)
+        mmap(start + i * size, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
+    return start;
+}'''
+PATH = load_inline(name="copies", cpp_sources=[SOURCE], no_implicit_headers=True, is_python_module=False)
+COPIES = ctypes.CDLL(PATH).copies
+COPIES.argtypes, COPIES.restype = [ctypes.c_long] * 2, ctypes.c_void_p
+"""
 LAZY_PAGES = """
 SOURCE = '''
 #include <signal.h>
@@ -223,6 +239,21 @@ REUSED_RESULTS = [
           """),
     Cheat("a thread of C++ that finishes later", (2, 17), "positive", "check", LATE,
           "y = torch.zeros_like(x); LATER(x.data_ptr(), y.data_ptr(), x.numel()); return y", THREADED),
+    Cheat("a part of the result that the first call alone writes", (16,), "diagonals", "check", "has NaN",
+          """
+          if self.last is None:
+              self.last = torch.zeros(*x.shape, x.shape[-1])
+          torch.diagonal(self.last, 0, 1, 2).copy_(torch.tanh(x))
+          return self.last
+          """),
+    Cheat("copies that are the same pages", (20,), "copies", "run", "mapped shared",
+          """
+          if self.last is None:
+              memory = (ctypes.c_char * (16 * x.numel())).from_address(COPIES(4 * x.numel(), 4))
+              self.last = torch.frombuffer(memory, dtype=torch.float32).view(4 * x.shape[0], x.shape[1])
+          torch.tanh(x, out=self.last[: x.shape[0]])
+          return self.last
+          """, MAPPED_COPIES),
     Cheat("a process that shares the memory and finishes later", (2, 78), "positive", "run", "processes of its own",
           "y = torch.zeros_like(x); LEND(x.data_ptr(), y.data_ptr(), x.numel()); return y", LENDER),
     Cheat("pages that are computed when they are read", (3,), "positive", "run", "outside the memory",

@@ -106,12 +106,12 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def test_outliers_stand_first_in_rows_of_the_second_half_and_nowhere_else():
+def test_outliers_stand_first_in_rows_of_the_second_half_and_in_one_other():
     drawn = torch.randn(60, 128)
     after = vary(listed(drawn), "with outliers").tensors[0].tensor()
     outliers = after.abs() > 10 * drawn.abs().max()
     assert outliers.any(0).nonzero().flatten().tolist() == [0]
-    assert not outliers[:30].any()
+    assert int(outliers[:30].sum()) == 1
     assert outliers[30:, 0].all()
     assert torch.equal(after.sign(), drawn.sign())
 
@@ -128,7 +128,7 @@ def test_rows_of_the_second_half_end_above_and_below_all_others_in_turn():
     after = vary(listed(drawn), "with heavy ends").tensors[0].tensor()
     ends = after.abs() > 10 * drawn.abs().max()
     assert ends[30:, -1].all()
-    assert int(ends.sum()) == 31
+    assert int(ends.sum()) == 32 and int(ends[:30, -1].sum()) == 1
     assert ends[-1, -2]
     assert (after[30:-1, -1] > 0).tolist() in ([True, False] * 14 + [True], [False, True] * 14 + [False])
     assert set(after.abs().flatten().topk(2).indices.tolist()) == {drawn.numel() - 1, drawn.numel() - 2}
@@ -140,7 +140,7 @@ def test_few_large_values_hold_the_mass_at_places_that_differ_from_draw_to_draw(
     after = [vary(listed(one), "with few large values").tensors[0].tensor().flatten() for one in drawn]
     found = [(one > 10).nonzero().flatten() for one in after]
     for one, places in zip(after, found, strict=True):
-        assert len(places) == -(-(one.numel() // 256) // 2) and places[0] >= one.numel() // 2 - 256
+        assert len(places) == 1 + -(-(one.numel() // 256) // 2) and places[1] >= one.numel() // 2 - 256 > places[0]
         assert 0.2 < one[places].sum() / one.sum() < 0.8
     assert (found[0] % 256).unique().numel() - 1 > 0 and (found[0] != found[1]).float().mean() > 0.9
 
