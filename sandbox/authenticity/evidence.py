@@ -25,6 +25,9 @@ from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record
 from kernelwright.sandbox.authenticity.library_calls import (
     LIBRARY_IN_CPP,
+    RECORDING_SPACES,
+    TORCH_SPACES,
+    VENDOR_SPACES,
     Reach,
     Unreadable,
     cpp_operators,
@@ -56,7 +59,7 @@ MOVING_KERNEL = re.compile(r"Mem(cpy|set)\b")
 SMALL_SHARE = 0.05
 """Operators that take less of a call than this are not counted as its work."""
 PLUMBING = re.compile(
-    r"aten::(_?(un)?safe_)?(empty|zeros|ones|full|fill|zero|view|reshape|as_strided|transpose|t$|permute|expand|slice|select|"
+    r"(aten|prims)::(_?(un)?safe_)?(empty|zeros|ones|full|fill|zero|view|reshape|as_strided|transpose|t$|permute|expand|slice|select|"
     r"narrow|squeeze|unsqueeze|contiguous|clone|copy|to$|_to_copy|detach|alias|resize|set_|resolve|lift|flatten|chunk|"
     r"split|unbind|is_|item|_local_scalar|result_type|stride|size|numel|record_stream|pin_memory|new_|arange|scalar_tensor)"
 )
@@ -64,16 +67,17 @@ PLUMBING = re.compile(
 VENDOR = re.compile(
     r"aten::(matmul|mm|addmm|bmm|baddbmm|linear|addmv|mv|dot|einsum|_?convolution\w*|conv(_transpose)?[123]d|mkldnn\w*|"
     r"cudnn\w*|miopen\w*|slow_conv\w*|_slow_conv\w*|thnn_conv\w*|\w*attention\w*|lstm\w*|gru\w*|rnn\w*|_fft\w*|linalg\w*)$"
+    rf"|({'|'.join(sorted(VENDOR_SPACES))})::"
 )
 """Operators that a vendor's library computes."""
 COMPILED = re.compile(r"Torch-Compiled|CompiledFxGraph|CompiledFunction|TorchDynamo")
-INFRASTRUCTURE = {
-    *("aten", "prim", "profiler", "c10", "c10d", "torch", "cuda", "autograd", "prims", "inductor", "mkl", "mkldnn"),
-    *("mkldnn_prepacked", "onednn", "quantized", "_quantized", "quantization", "sparse", "static_runtime", "_native"),
-    *("inductor_prims", "rngprims", "debugprims", "export", "symm_mem", "fbgemm", "xnnpack", "_c10d_functional"),
-}
-"""Namespaces of operators that come with torch."""
+COMPUTING = TORCH_SPACES - RECORDING_SPACES
 HOST = ("builtins", "torch", "numpy", "_ctypes", "ctypes", "time", "math", "posix", "gc", "_io", "_thread", "threading")
+
+
+def _space(operator: str) -> str:
+    """The namespace of an operator; empty for what is none."""
+    return operator.partition("::")[0] if "::" in operator else ""
 
 
 def _shown(value: object) -> object:
@@ -116,7 +120,7 @@ class Observed(Record):
         chosen = [
             (name, us)
             for name, _, us in self.operators
-            if name.startswith("aten::") and (pattern.match(name) if pattern else not PLUMBING.match(name))
+            if _space(name) in COMPUTING and (pattern.match(name) if pattern else not PLUMBING.match(name))
         ]
         return sum(us for _, us in chosen) / self.wall_us if self.wall_us > 0 else 0.0, [name for name, _ in chosen]
 
@@ -219,7 +223,8 @@ def _unseen_fault(found: Reach, observed: Observed, symbols: frozenset[str]) -> 
 
 
 def _is_seen(operator: str, observed: Observed) -> bool:
-    return any(name.startswith((f"aten::{operator}", f"aten::_{operator}")) for name, _, _ in observed.operators)
+    known = (operator,) if "::" in operator else (f"aten::{operator}", f"aten::_{operator}")
+    return any(name.startswith(known) for name, _, _ in observed.operators)
 
 
 def _listed(names: Iterable[str], most: int = 4) -> str:
@@ -248,7 +253,7 @@ def _time_shares(found: Reach, observed: Observed) -> tuple[float, float, float]
     own_us = sum(us for line, us in timed if line in found.own_calls)
     other_us = sum(max(0.0, us - GLUE_US) for line, us in timed if line not in found.own_calls)
     own = own_us / (own_us + other_us or 1.0)
-    every, library = observed.share(re.compile("aten::"))[0], observed.share()[0]
+    every, library = observed.share(re.compile(""))[0], observed.share()[0]
     return min(own, max(0.0, 1 - every)), library, max(0.0, every - library)
 
 
@@ -258,8 +263,8 @@ def _own_reached(found: Reach, observed: Observed) -> bool:
         return True
     if found.builds and any(name.partition(".")[0] not in HOST for name in observed.natives):
         return True
-    namespaces = {name.partition("::")[0] for name, _, _ in observed.operators if "::" in name}
-    return found.builds and bool(namespaces - INFRASTRUCTURE)
+    namespaces = {_space(name) for name, _, _ in observed.operators} - {""}
+    return found.builds and bool(namespaces - TORCH_SPACES)
 
 
 def _observations(found: Reach, observed: Observed, own: bool) -> list[str]:

@@ -14,7 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from kernelwright.problems.languages import LANGUAGES
 from kernelwright.problems.source import parse_module
@@ -202,6 +202,18 @@ def last(expression: ast.AST) -> str:
 
 REGISTRY = "ops"
 """`torch.ops`, where a library that was built registers its operators."""
+RECORDING_SPACES = {"profiler", "c10", "torch", "cuda", "autograd", "debug_mode_ops"}
+"""Namespaces of events that compute nothing by themselves."""
+VENDOR_SPACES = {
+    *("mkl", "mkldnn", "mkldnn_prepacked", "onednn", "quantized", "_quantized", "quantization", "sparse", "fbgemm"),
+    *("xnnpack", "prepacked", "metal_prepack", "vulkan_prepack", "static_runtime", "inductor", "symm_mem", "_native"),
+}
+"""Namespaces of torch's operators that a vendor's library computes."""
+TORCH_SPACES = {
+    *("aten", "prim", "prims", "c10d", "inductor_prims", "rngprims", "debugprims", "export", "_dtensor", "_test"),
+    *("_c10d_functional", "_c10d_functional_autograd", "higher_order", *RECORDING_SPACES, *VENDOR_SPACES),
+}
+"""Namespaces of operators that come with torch."""
 ENTRY = ("ModelNew", "forward")
 MOST_NODES = 100_000
 """Of syntax; a candidate has some thousands, and ten times as many take the judge a second."""
@@ -238,7 +250,7 @@ def reach(source: str) -> Reach:
     own, builds = own_names(tree)
     nodes = _reached(tree)
     native = own | ({REGISTRY} if builds else set())
-    holding = _holding(tree, native)
+    holding = _holding(tree, native, without={id(node.value) for node in ast.walk(tree) if torch_space(node)})
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     handlers = [node for node in nodes if isinstance(node, ast.ExceptHandler)]
     return Reach(
@@ -286,13 +298,19 @@ def _meanings(tree: ast.Module) -> dict[str, list[ast.AST]]:
     return meanings
 
 
-def _holding(tree: ast.Module, wanted: set[str]) -> set[int]:
+def _holding(tree: ast.Module, wanted: set[str], without: set[int]) -> set[int]:
     """The nodes, by identity, that mention one of the names or hold one that does."""
     holding: set[int] = set()
     for node in reversed(list(ast.walk(tree))):  # children first
-        if not wanted.isdisjoint(named(node)) or any(id(child) in holding for child in ast.iter_child_nodes(node)):
+        mentions = not wanted.isdisjoint(named(node)) and id(node) not in without
+        if mentions or any(id(child) in holding for child in ast.iter_child_nodes(node)):
             holding.add(id(node))
     return holding
+
+
+def torch_space(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    """Return whether this is a namespace of `torch.ops` that comes with torch."""
+    return isinstance(node, ast.Attribute) and node.attr in TORCH_SPACES and last(node.value) == REGISTRY
 
 
 def _lines(body: Iterable[ast.stmt]) -> frozenset[int]:
@@ -314,8 +332,6 @@ LAYERS = {
 }
 """torch's layers, each with the operator that it calls."""
 TENSOR_MODULES = ("torch", "numpy", "scipy")
-OWN_SPACES = ("aten", "prims")
-"""Namespaces of `torch.ops` that are torch's own operators'."""
 LIBRARY_IN_CPP = re.compile(
     r"\bat::(?!Tensor\b|ScalarType|cuda|kFloat|empty|zeros|TensorOptions|parallel_for|Half|BFloat16)\w+(?=\()"
     r"|torch::(?:matmul|conv\w*|nn::functional)\b"
@@ -419,6 +435,9 @@ class _Reader:
                 module, _, operator = self._origins[name].rpartition(".")
                 if operator in OPERATORS and module.partition(".")[0] in TENSOR_MODULES:
                     yield name, operator
+            case ast.Attribute(attr=name) if torch_space(node):
+                if name not in RECORDING_SPACES | {"aten", "prims"}:  # of these, operators count by name
+                    yield f"{REGISTRY}.{name}", f"{name}::"
             case ast.Attribute(attr=name) if id(node) not in self._called:
                 if self._origin(node) in TENSOR_MODULES and self._is_operator(node):
                     yield name, name
@@ -445,8 +464,7 @@ class _Reader:
 def _is_registered(function: ast.Attribute) -> bool:
     """Return whether it is an operator of a namespace in `torch.ops` that is not torch's."""
     space = function.value
-    holder = space.value if isinstance(space, ast.Attribute) else None
-    return isinstance(holder, ast.Attribute) and holder.attr == "ops" and last(space) not in OWN_SPACES
+    return isinstance(space, ast.Attribute) and last(space.value) == REGISTRY and not torch_space(space)
 
 
 def _origins(tree: ast.Module) -> dict[str, str]:

@@ -59,4 +59,6 @@ HIDDEN_LIBRARIES = [
           BY_ADDRESS % "LIBRARY['sge' + 'mm_']", OPENED),
     Cheat("a library of torch's beside a kernel for show", (63, 64), CUSTOM_ONLY, "check", f"{POLICY}, and it names those of a library: sgemm_",
           BY_ADDRESS.replace("return y", "TOUCH(y.data_ptr(), 1)\nreturn y") % "LIBRARY.sgemm_", BUILT + OPENED),
+    Cheat("oneDNN's product, by an operator in a namespace of torch's", (63, 64), CUSTOM_ONLY, "check", POLICY,
+          "y = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, 'none', [], ''); TOUCH(y.data_ptr(), 1); return y", BUILT),
 ]  # fmt: skip

@@ -136,6 +136,28 @@ def test_operators_of_libraries_that_come_with_torch_are_no_kernel_of_ones_own()
         assert ("none was reached" in refusal(asked("custom-only"), text, seen)) is not own
 
 
+MKLDNN = "y = torch.ops.mkldnn._linear_pointwise(x, x, None, 'none', [], '')"
+
+
+@pytest.mark.parametrize("policy", ["custom-only", "no-library"])
+@pytest.mark.parametrize("name", ["mkldnn::_linear_pointwise", "mkl::_mkl_linear", "onednn::qlinear_pointwise"])
+def test_an_operator_that_a_vendor_computes_is_refused_in_any_of_torchs_namespaces(policy, name):
+    seen = RAN.model_copy(update={"operators": ((name, 1, 1.0),)})
+    assert name in refusal(asked(policy), source(), seen)
+
+
+def test_an_operator_of_any_of_torchs_namespaces_takes_time_and_a_record_takes_none():
+    for name, share in (("prims::exp", 0.99), ("c10d::allreduce_", 0.99), ("profiler::_record", 0), ("mine::run", 0)):
+        assert Observed(operators=((name, 1, 99.0),), wall_us=100.0).share()[0] == share
+
+
+def test_a_call_of_an_operator_in_one_of_torchs_namespaces_is_a_librarys_and_no_own_kernel():
+    assert "a way to ops.mkldnn" in unseen(source(MKLDNN))
+    for call, own in ((MKLDNN, False), ("y = torch.ops.mine.run(x)", True)):
+        text = f"load_inline('')\nclass ModelNew:\n  def forward(s, x):\n    {call}\n    return y\n"
+        assert bool(reach(text).own_calls) is own
+
+
 def test_there_are_recorded_answers_to_read():
     assert len(RECORDED) > 20
 
