@@ -9,7 +9,6 @@ that text does not name; how long an operator takes where nothing observes, sinc
 and a kernel of its own that computes something and whose result is not used. Who rewards kernels reads the best ones.
 """
 
-import ast
 import os
 import re
 import stat
@@ -30,6 +29,7 @@ from kernelwright.sandbox.authenticity.library_calls import (
     VENDOR_SPACES,
     Reach,
     Unreadable,
+    array_calls,
     cpp_operators,
     dispatched,
     library_calls,
@@ -161,7 +161,8 @@ def judge_authenticity(source: str, observed: Observed) -> Authenticity:
     else:
         mine, theirs, moving = _time_shares(found, observed)
         is_explained = mine + theirs + moving >= EXPLAINED
-        label = _label(mine >= SMALL_SHARE, theirs >= SMALL_SHARE) if is_explained else "unknown"
+        theirs_too = theirs >= SMALL_SHARE or bool(_shared_lines(found, observed))
+        label = _label(mine >= SMALL_SHARE, theirs_too) if is_explained else "unknown"
         evidence.append(
             f"of the time, {100 * mine:.0f} % went to code of its own and {100 * theirs:.0f} % to a library's"
         )
@@ -180,23 +181,23 @@ def refusal(problem: Problem, source: str, observed: Observed, symbols: frozense
     except Unreadable as why:
         return f"the problem's policy is {problem.operators}: {why}"
     vendor = vendor_words(found) | vendor_symbols(set(symbols))
+    arrays = {call.shown for call in array_calls(found) if not call.constructs}
     if observed.error:
         fault = f"the call could not be observed: {observed.error}"
     elif observed.is_compiled:
         fault = "only own kernels count, and torch.compile computed the result"
     elif problem.operators == "no-library":
-        fault = _library_fault(found, observed, vendor)
+        fault = _library_fault(observed, vendor, arrays)
     else:
-        fault = _custom_fault(found, observed, vendor) or _unseen_fault(found, observed, symbols)
+        fault = _custom_fault(found, observed, vendor) or _unseen_fault(found, observed, symbols, arrays)
     return one_line(f"the problem's policy is {problem.operators}: {fault}") if fault else ""
 
 
-def _library_fault(found: Reach, observed: Observed, vendor: set[str]) -> str:
-    numpy = {"numpy", "np"} & {node.id for node in found.nodes if isinstance(node, ast.Name)}
-    names = observed.share(VENDOR)[1] or sorted(numpy)
-    if names:
+def _library_fault(observed: Observed, vendor: set[str], arrays: set[str]) -> str:
+    if names := observed.share(VENDOR)[1]:
         return f"library operators do not count, and these ran: {_listed(names)}"
-    return f"library operators do not count, and it names {_listed(vendor)}" if vendor else ""
+    named = vendor | arrays
+    return f"library operators do not count, and it names {_listed(named)}" if named else ""
 
 
 def _custom_fault(found: Reach, observed: Observed, vendor: set[str]) -> str:
@@ -212,11 +213,16 @@ def _custom_fault(found: Reach, observed: Observed, vendor: set[str]) -> str:
     return f"only own kernels count, and {100 * share:.0f} % of the call went to {ran}" if share >= SMALL_SHARE else ""
 
 
-def _unseen_fault(found: Reach, observed: Observed, symbols: frozenset[str]) -> str:
-    """Library calls that the text has and the run did not show: it may have known that it was observed."""
+def _unseen_fault(found: Reach, observed: Observed, symbols: frozenset[str], arrays: set[str]) -> str:
+    """Library calls that the text has and the run did not show: it may have known that it was observed.
+
+    What numpy and scipy compute is never shown.
+    """
     calls = [call for call in library_calls(found) if not call.constructs and not _is_seen(call.operator, observed)]
     native = {name for name in cpp_operators(found) | dispatched(set(symbols)) if not _is_seen(name, observed)}
     unseen = {f"{call.shown} in line {call.line}" for call in calls} | {f"{name} in C++" for name in native}
+    if arrays:
+        return f"only own kernels count, and forward leads to {_listed(arrays)}"
     if not unseen:
         return ""
     return f"only own kernels count, and forward also has a way to {_listed(unseen)} that did not run; take it out"
@@ -257,6 +263,12 @@ def _time_shares(found: Reach, observed: Observed) -> tuple[float, float, float]
     return min(own, max(0.0, 1 - every)), library, max(0.0, every - library)
 
 
+def _shared_lines(found: Reach, observed: Observed) -> set[int]:
+    """Lines that ran, lead to a kernel of its own, and hold a library call whose time no profiler tells apart."""
+    calls = [call for call in library_calls(found) if not _is_seen(call.operator, observed)] + array_calls(found)
+    return {call.line for call in calls if not call.constructs} & found.own_calls & set(observed.lines)
+
+
 def _own_reached(found: Reach, observed: Observed) -> bool:
     """Return whether its native code was called: by line, as an extension's function, or as an operator."""
     if found.own_calls & set(observed.lines):
@@ -283,7 +295,8 @@ def _observations(found: Reach, observed: Observed, own: bool) -> list[str]:
 
 
 def _library(found: Reach, source: str) -> set[str]:
-    return {call.shown for call in library_calls(found)} | set(LIBRARY_IN_CPP.findall(source))
+    called = {call.shown for call in library_calls(found) + array_calls(found)}
+    return called | set(LIBRARY_IN_CPP.findall(source))
 
 
 # A candidate may have written these files. What is malformed is left out, and no file takes more than a bounded effort.

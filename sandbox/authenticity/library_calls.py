@@ -321,7 +321,22 @@ OPERATORS = {
     *("matmul", "mm", "bmm", "addmm", "linear", "einsum", "conv1d", "conv2d", "conv3d", "tensordot", "dot", "mv"),
     *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "softmax", "log_softmax", "layer_norm"),
     *("group_norm", "batch_norm", "rms_norm", "scaled_dot_product_attention", "cross_entropy", "max_pool2d"),
-    *("avg_pool2d", "cumsum", "argmax", "gelu", "relu", "sigmoid", "tanh", "silu", "logsumexp", "compile"),
+    *(
+        "__matmul__",
+        "__rmatmul__",
+        "__imatmul__",
+        "imatmul",
+        "avg_pool2d",
+        "cumsum",
+        "argmax",
+        "gelu",
+        "relu",
+        "sigmoid",
+        "tanh",
+        "silu",
+        "logsumexp",
+        "compile",
+    ),
 }
 LAYERS = {
     **{"Linear": "linear", "Conv1d": "conv1d", "Conv2d": "conv2d", "Conv3d": "conv3d", "LayerNorm": "layer_norm"},
@@ -331,7 +346,16 @@ LAYERS = {
     **{"CrossEntropyLoss": "cross_entropy"},
 }
 """torch's layers, each with the operator that it calls."""
-TENSOR_MODULES = ("torch", "numpy", "scipy")
+TENSOR_MODULES = ("torch", "numpy", "scipy", "operator")
+ARRAY_MODULES = ("numpy", "scipy")
+ARRAY_PLUMBING = re.compile(
+    r"numpy\.((empty|zeros|ones|full)(_like)?|frombuffer|from_dlpack|as(contiguous|fortran|any)?array|array|require|copyto"
+    r"|reshape|ravel|transpose|(expand|broadcast)_\w+|squeeze|newaxis|shares_memory|may_share_memory|dtype|ndarray|generic"
+    r"|number|integer|floating|(u?int|float|complex|bool)[\d_]*|u?(byte|short|intc|intp|long|longlong)|half|single|double"
+    r"|iinfo|finfo|pi|inf|nan|typing\.\w+|ctypeslib\.(ndpointer|as_\w+|load_library|c_intp)"
+    r"|lib\.stride_tricks\.\w+)"
+)
+"""What makes, shapes or hands over arrays without computing."""
 LIBRARY_IN_CPP = re.compile(
     r"\bat::(?!Tensor\b|ScalarType|cuda|kFloat|empty|zeros|TensorOptions|parallel_for|Half|BFloat16)\w+(?=\()"
     r"|torch::(?:matmul|conv\w*|nn::functional)\b"
@@ -379,6 +403,17 @@ def library_calls(found: Reach) -> list[LibraryCall]:
     ]
 
 
+def array_calls(found: Reach) -> list[LibraryCall]:
+    """What numpy and scipy compute: their functions that are called or named, and each way to one that text hides."""
+    reader = _Reader(found)
+    constructing = _constructing(found.tree)
+    return [
+        LibraryCall(shown, shown, getattr(node, "lineno", 0), id(node) in constructing and reader.runs(node))
+        for node in found.nodes
+        for shown in reader.arrays(node)
+    ]
+
+
 def cpp_operators(found: Reach) -> set[str]:
     """torch's operators that C++ in the source calls, reached or not."""
     return {
@@ -416,7 +451,10 @@ class _Reader:
         self._own = found.own
         self._origins = _origins(found.tree)
         self._layers = {name: op for node in ast.walk(found.tree) for name, op in _layers(node)}
-        self._called = {id(node.func) for node in found.nodes if isinstance(node, ast.Call)}
+        calls = [node for node in found.nodes if isinstance(node, ast.Call)]
+        self._called = {id(node.func) for node in calls}
+        self._of_shapes = {id(node.func) for node in calls if node.args and last(node.args[0]) == "shape"}
+        self._inner = {id(node.value) for node in found.nodes if isinstance(node, ast.Attribute)}
 
     def read(self, node: ast.AST) -> Iterator[tuple[str, str]]:
         """The callee of a node, or the name that it refers to: as it is written, and the operator."""
@@ -442,6 +480,17 @@ class _Reader:
                 if self._origin(node) in TENSOR_MODULES and self._is_operator(node):
                     yield name, name
 
+    def arrays(self, node: ast.AST) -> Iterator[str]:
+        """The name of what numpy or scipy computes at a node."""
+        match node:
+            case ast.Attribute() | ast.Name() if id(node) not in self._inner:
+                name = self._dotted(node)
+                shape = isinstance(node, ast.Attribute) and node.attr == "prod" and id(node) in self._of_shapes
+                if name.partition(".")[0] in ARRAY_MODULES and not ARRAY_PLUMBING.fullmatch(name) and not shape:
+                    yield name
+            case ast.Constant(value=str() as name) if name.partition(".")[0] in ARRAY_MODULES and name.isidentifier():
+                yield name
+
     def runs(self, node: ast.AST) -> bool:
         """Return whether this is executed at its place; a function that is only named is not."""
         named = isinstance(node, ast.Name | ast.Attribute) and id(node) not in self._called
@@ -454,11 +503,18 @@ class _Reader:
 
     def _origin(self, expression: ast.AST) -> str:
         """The package that the first part of a dotted name was imported from; empty where it was not imported."""
+        return self._dotted(expression).partition(".")[0]
+
+    def _dotted(self, expression: ast.AST) -> str:
+        """The name of what was imported, in full; empty where the first part was not imported."""
+        parts: list[str] = []
         while isinstance(expression, ast.Attribute):
+            parts.append(expression.attr)
             expression = expression.value
         name = expression.id if isinstance(expression, ast.Name) else ""
-        stock = {"torch": "torch", "nn": "torch", "F": "torch", "np": "numpy", "numpy": "numpy"}
-        return self._origins.get(name, stock.get(name, "")).partition(".")[0]
+        stock = {"torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy", "numpy": "numpy"}
+        origin = self._origins.get(name, stock.get(name, ""))
+        return ".".join([origin, *reversed(parts)]) if origin else ""
 
 
 def _is_registered(function: ast.Attribute) -> bool:
@@ -473,7 +529,8 @@ def _origins(tree: ast.Module) -> dict[str, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                origins[alias.asname or alias.name.partition(".")[0]] = alias.name
+                package = alias.name.partition(".")[0]
+                origins[alias.asname or package] = alias.name if alias.asname else package
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 origins[alias.asname or alias.name] = f"{node.module}.{alias.name}"

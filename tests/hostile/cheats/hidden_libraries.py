@@ -61,4 +61,6 @@ HIDDEN_LIBRARIES = [
           BY_ADDRESS.replace("return y", "TOUCH(y.data_ptr(), 1)\nreturn y") % "LIBRARY.sgemm_", BUILT + OPENED),
     Cheat("oneDNN's product, by an operator in a namespace of torch's", (63, 64), CUSTOM_ONLY, "check", POLICY,
           "y = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, 'none', [], ''); TOUCH(y.data_ptr(), 1); return y", BUILT),
+    Cheat("numpy under another name, in the line of a kernel for show", (63, 64, 69), CUSTOM_ONLY, "check", f"{POLICY}, and forward leads to numpy.inner",
+          "import numpy as xp; TOUCH((y := xp.inner(a.numpy(), b.numpy().T)).ctypes.data, 1); return torch.from_numpy(y)", BUILT),
 ]  # fmt: skip

@@ -139,6 +139,12 @@ def test_who_did_the_work_is_told_by_the_share_of_the_time(label, observed):
     assert judge_authenticity(DECOY, observed).label == label
 
 
+@pytest.mark.parametrize("product", ["np.inner(x, x)", "operator.matmul(x, x)"])
+def test_a_line_with_a_kernel_and_a_library_call_that_no_profiler_shows_is_mixed(product):
+    text = KERNEL + "import operator\nimport numpy as np\n" + FORWARD + f"library.run({product})"
+    assert judge_authenticity(text, seen(lines=(5,))).label == "mixed"
+
+
 def test_a_kernel_counts_where_its_line_ran_and_the_evidence_says_that_the_process_could_lie():
     assert judge_authenticity(ZEROS, seen(("aten::empty", 1, 2.0), lines=(CALL,))).label == "custom"
     found = judge_authenticity(ZEROS, seen(RELU, lines=(FALLBACK,)))

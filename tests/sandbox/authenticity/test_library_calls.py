@@ -65,7 +65,6 @@ WAYS = {
     "a lambda": ({"init": "self.f = lambda x: torch.mm(x, x)", "forward": "y = self.f(x)"}, "mm"),
     "a name in words": ({"forward": "y = getattr(torch, 'bmm')(x, x)"}, "bmm"),
     "the namespace of operators": ({"forward": "y = torch.ops.aten.mm.default(x, x)"}, "mm"),
-    "numpy": ({"top": "import numpy as n", "forward": "y = n.dot(x, x)"}, "dot"),
     "C++": ({"top": "S = 'y = at::matmul(a, b);'"}, "matmul in C++"),
     "a method in C++": ({"top": "S = 'y = a.mm(b);'"}, "mm in C++"),
 }
@@ -156,6 +155,50 @@ def test_a_call_of_an_operator_in_one_of_torchs_namespaces_is_a_librarys_and_no_
     for call, own in ((MKLDNN, False), ("y = torch.ops.mine.run(x)", True)):
         text = f"load_inline('')\nclass ModelNew:\n  def forward(s, x):\n    {call}\n    return y\n"
         assert bool(reach(text).own_calls) is own
+
+
+COMPUTED = {
+    "an attribute of the module": ("import numpy as xp", "y = xp.inner(x, x)"),
+    "a name from the module": ("from numpy import inner", "y = inner(x, x)"),
+    "a name in the function": ("", "import numpy as xp; y = xp.inner(x, x)"),
+    "a module in the module": ("import scipy.linalg", "y = scipy.linalg.inv(x)"),
+    "another name": ("import numpy as xp\ntheirs = xp.inner", "y = theirs(x, x)"),
+    "a name in words": ("import numpy as xp", "y = getattr(xp, 'inner')(x, x)"),
+    "a name that is put together": ("import numpy as xp", "y = getattr(xp, 'in' + 'ner')(x, x)"),
+    "the module's names": ("import numpy as xp", "y = vars(xp)[x](x, x)"),
+    "an import in words": ("", "y = __import__('numpy').inner(x, x)"),
+}
+
+
+@pytest.mark.parametrize("policy", ["custom-only", "no-library"])
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_numpy_and_scipy_compute_is_refused_by_any_name(policy, name):
+    top, forward = COMPUTED[name]
+    reason = refusal(asked(policy), source(forward, top=top), RAN)
+    assert "numpy" in reason or "scipy" in reason
+
+
+PLUMBED = {
+    "memory": "y = xp.empty(tuple(x.shape), xp.float32); OWN.run(y.ctypes.data)",
+    "another view": "y = OWN.run(xp.ascontiguousarray(xp.frombuffer(x, dtype=xp.uint8)))",
+    "a type": "y = OWN.run(xp.ctypeslib.ndpointer(xp.dtype('f4')), isinstance(x, xp.ndarray))",
+    "a size": "y = OWN.run(int(xp.prod(x.shape)))",
+}
+
+
+@pytest.mark.parametrize("policy", ["custom-only", "no-library"])
+@pytest.mark.parametrize("name", PLUMBED)
+def test_arrays_of_numpy_that_hold_what_an_own_kernel_computes_are_not_refused(policy, name):
+    assert refusal(asked(policy), source(PLUMBED[name], top="import numpy as xp"), RAN) == ""
+
+
+def test_a_table_that_numpy_computes_in_the_constructor_is_not_refused():
+    assert unseen(source("y = OWN.run(self.t)", "self.t = xp.sin(xp.arange(9))", "import numpy as xp")) == ""
+
+
+@pytest.mark.parametrize("product", ["operator.matmul(x, x)", "x.__matmul__(x)"])
+def test_other_spellings_of_a_product_are_refused(product):
+    assert "matmul" in unseen(source(f"y = {product}", top="import operator"))
 
 
 def test_there_are_recorded_answers_to_read():
