@@ -34,6 +34,7 @@ from kernelwright.sandbox.authenticity.library_calls import (
     dispatched,
     library_calls,
     reach,
+    silencers,
     vendor_symbols,
     vendor_words,
 )
@@ -65,7 +66,7 @@ PLUMBING = re.compile(
 )
 """Operators that make, shape or move tensors without computing."""
 VENDOR = re.compile(
-    r"aten::(matmul|mm|addmm|bmm|baddbmm|linear|addmv|mv|dot|einsum|_?convolution\w*|conv(_transpose)?[123]d|mkldnn\w*|"
+    r"aten::(matmul|mm|addmm|bmm|baddbmm|addbmm|linear|addmv|mv|v?dot|inner|tensordot|chain_matmul|_?\w+_mm|einsum|_?convolution\w*|conv(_transpose)?[123]d|mkldnn\w*|"
     r"cudnn\w*|miopen\w*|slow_conv\w*|_slow_conv\w*|thnn_conv\w*|\w*attention\w*|lstm\w*|gru\w*|rnn\w*|_fft\w*|linalg\w*)$"
     rf"|({'|'.join(sorted(VENDOR_SPACES))})::"
 )
@@ -153,7 +154,10 @@ def judge_authenticity(source: str, observed: Observed) -> Authenticity:
     own = _own_reached(found, observed)
     names = observed.share()[1]
     evidence = list(_observations(found, observed, own))
-    if observed.is_compiled:
+    if silent := silencers(found, set()):
+        evidence.append(f"{_listed(silent)} turns off what records operators")
+        label: Label = "unknown"
+    elif observed.is_compiled:
         evidence.append("torch.compile computed")
         label = _label(own, True)
     elif not own:
@@ -184,6 +188,8 @@ def refusal(problem: Problem, source: str, observed: Observed, symbols: frozense
     arrays = {call.shown for call in array_calls(found) if not call.constructs}
     if observed.error:
         fault = f"the call could not be observed: {observed.error}"
+    elif silent := silencers(found, set(symbols)):
+        fault = f"the call could not be observed: {_listed(silent)} turns off what records operators"
     elif observed.is_compiled:
         fault = "only own kernels count, and torch.compile computed the result"
     elif problem.operators == "no-library":
@@ -229,8 +235,10 @@ def _unseen_fault(found: Reach, observed: Observed, symbols: frozenset[str], arr
 
 
 def _is_seen(operator: str, observed: Observed) -> bool:
-    known = (operator,) if "::" in operator else (f"aten::{operator}", f"aten::_{operator}")
-    return any(name.startswith(known) for name, _, _ in observed.operators)
+    known = re.compile(
+        re.escape(operator) if "::" in operator else rf"aten::_?(linalg_)?(vector_)?{operator.strip('_')}"
+    )
+    return any(known.match(name) for name, _, _ in observed.operators)
 
 
 def _listed(names: Iterable[str], most: int = 4) -> str:

@@ -139,7 +139,7 @@ def test_who_did_the_work_is_told_by_the_share_of_the_time(label, observed):
     assert judge_authenticity(DECOY, observed).label == label
 
 
-@pytest.mark.parametrize("product", ["np.inner(x, x)", "operator.matmul(x, x)"])
+@pytest.mark.parametrize("product", ["np.inner(x, x)", "operator.matmul(x, x)", "torch.inner(x, x)"])
 def test_a_line_with_a_kernel_and_a_library_call_that_no_profiler_shows_is_mixed(product):
     text = KERNEL + "import operator\nimport numpy as np\n" + FORWARD + f"library.run({product})"
     assert judge_authenticity(text, seen(lines=(5,))).label == "mixed"

@@ -1,16 +1,27 @@
 import os
+import re
 import struct
 import subprocess
 import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernelwright.agent.replies import Extraction, extract
 from kernelwright.problems import loading
-from kernelwright.sandbox.authenticity.evidence import Observed, needed_symbols, read_authenticity, refusal, undefined
+from kernelwright.sandbox.authenticity.evidence import (
+    Observed,
+    judge_authenticity,
+    needed_symbols,
+    read_authenticity,
+    refusal,
+    undefined,
+)
 from kernelwright.sandbox.authenticity.library_calls import (
+    OPERATORS,
     cpp_operators,
+    dispatched,
     library_calls,
     reach,
     vendor_symbols,
@@ -67,6 +78,8 @@ WAYS = {
     "the namespace of operators": ({"forward": "y = torch.ops.aten.mm.default(x, x)"}, "mm"),
     "C++": ({"top": "S = 'y = at::matmul(a, b);'"}, "matmul in C++"),
     "a method in C++": ({"top": "S = 'y = a.mm(b);'"}, "mm in C++"),
+    "C++ past the dispatcher": ({"top": "S = 'y = at::cpu::addmm_out(y, a, b);'"}, "addmm in C++"),
+    "C++ by the name in words": ({"top": "S = 'find(\"aten::inner\")'"}, "inner in C++"),
 }
 
 
@@ -199,6 +212,64 @@ def test_a_table_that_numpy_computes_in_the_constructor_is_not_refused():
 @pytest.mark.parametrize("product", ["operator.matmul(x, x)", "x.__matmul__(x)"])
 def test_other_spellings_of_a_product_are_refused(product):
     assert "matmul" in unseen(source(f"y = {product}", top="import operator"))
+
+
+@pytest.mark.parametrize("module", [torch, torch.nn.functional, torch.linalg])
+def test_every_product_convolution_softmax_norm_and_pool_of_torch_is_known(module):
+    kinds = re.compile(
+        r"conv\w*d|\w*mm|\w*(matmul|dot|softmax|softmin|einsum|inner)|\w*_norm|\w*_pool\dd|cum(sum|prod)"
+    )
+    backends = ("_", "cudnn", "miopen", "mkldnn", "quantized")
+    there = {name for name in dir(module) if kinds.fullmatch(name) and not name.startswith(backends)}
+    assert there and there <= OPERATORS
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("torch.inner(x, x)", "torch.addbmm(x, x, x)", "torch.chain_matmul(x, x)", "torch.linalg.multi_dot([x, x])"),
+        *(
+            "F.softmin(x)",
+            "torch.ops.aten.inner(x, x)",
+            "torch.lstm(x)",
+            "x.sum(1)",
+            "x.amax(1)",
+            "torch.special.softmax(x)",
+        ),
+    ],
+)
+def test_an_operator_of_each_family_is_refused_where_it_did_not_run(call):
+    assert "a way to" in unseen(source(f"y = {call}"))
+
+
+def test_a_reduction_in_a_kernel_of_triton_is_not_torchs():
+    top = "@triton.jit\ndef k(x): return x.sum(0) + x.max(0)"
+    assert unseen(source("k[1](x)", top=top)) == ""
+
+
+@pytest.mark.parametrize(
+    ("symbol", "operator"),
+    [
+        ("_ZN2at4_ops15sum_dim_IntList4callERKNS_6TensorE", "sum"),
+        ("_ZN2at3cpu5addmmERKNS_6TensorE", "addmm"),
+        ("_ZN2at6native5innerERKNS_6TensorES3_", "inner"),
+        ("_ZN2at4_ops16linalg_multi_dot4callE", "multi_dot"),
+        ("aoti_torch_cpu_mm_out", "mm"),
+        ("_ZN2at4_ops10empty_like4callERKNS_6TensorE", ""),
+        ("_ZN2at999", ""),
+    ],
+)
+def test_an_operator_is_known_by_the_symbol_that_a_library_needs(symbol, operator):
+    assert dispatched({symbol}) == {operator} - {""}
+
+
+@pytest.mark.parametrize("policy", ["custom-only", "no-library"])
+@pytest.mark.parametrize("word", ["at::RecordFunctionGuard quiet(false);", "at::DisableRecordFunctionGuard quiet;"])
+def test_what_turns_off_the_records_of_operators_is_refused(policy, word):
+    assert "RecordFunctionGuard" in refusal(asked(policy), source(top=f"S = '{word}'"), RAN)
+    assert judge_authenticity(source(top=f"S = '{word}'"), RAN).label == "unknown"
+    symbols = frozenset({"_ZN2at20enableRecordFunctionEb"})
+    assert "enableRecordFunction" in refusal(asked(policy), source(), RAN, symbols)
 
 
 def test_there_are_recorded_answers_to_read():
