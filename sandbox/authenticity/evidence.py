@@ -23,8 +23,13 @@ from pydantic import BeforeValidator, Field, ValidationError
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record
 from kernelwright.sandbox.authenticity.library_calls import (
+    ATTENTION,
+    CONVOLUTIONS,
     LIBRARY_IN_CPP,
+    PRODUCTS,
     RECORDING_SPACES,
+    RECURRENT,
+    SOLVERS,
     TORCH_SPACES,
     VENDOR_SPACES,
     Reach,
@@ -193,17 +198,25 @@ def refusal(problem: Problem, source: str, observed: Observed, symbols: frozense
     elif observed.is_compiled:
         fault = "only own kernels count, and torch.compile computed the result"
     elif problem.operators == "no-library":
-        fault = _library_fault(observed, vendor, arrays)
+        fault = _library_fault(found, observed, vendor | arrays, symbols)
     else:
         fault = _custom_fault(found, observed, vendor) or _unseen_fault(found, observed, symbols, arrays)
     return one_line(f"the problem's policy is {problem.operators}: {fault}") if fault else ""
 
 
-def _library_fault(observed: Observed, vendor: set[str], arrays: set[str]) -> str:
+def _library_fault(found: Reach, observed: Observed, named: set[str], symbols: frozenset[str]) -> str:
+    """What ran of libraries, or else what the text and the symbols name: it may have known that it was observed."""
     if names := observed.share(VENDOR)[1]:
         return f"library operators do not count, and these ran: {_listed(names)}"
-    named = vendor | arrays
+    calls = {(call.shown, call.operator) for call in library_calls(found) if not call.constructs}
+    native = {(name, name) for name in cpp_operators(found) | dispatched(set(symbols))}
+    named = named | {shown for shown, operator in calls | native if _is_vendors(operator)}
     return f"library operators do not count, and it names {_listed(named)}" if named else ""
+
+
+def _is_vendors(operator: str) -> bool:
+    plain = operator.strip("_")
+    return plain in PRODUCTS | CONVOLUTIONS | SOLVERS | RECURRENT | ATTENTION or bool(VENDOR.match(operator))
 
 
 def _custom_fault(found: Reach, observed: Observed, vendor: set[str]) -> str:

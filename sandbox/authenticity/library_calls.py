@@ -325,13 +325,13 @@ def _lines(body: Iterable[ast.stmt]) -> frozenset[int]:
 
 PRODUCTS = {
     *("matmul", "mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "addmv", "dot", "vdot", "vecdot", "inner", "linear"),
-    *("einsum", "tensordot", "chain_matmul", "multi_dot", "matrix_power", "matrix_exp", "bilinear", "cdist", "outer"),
-    *("ger", "addr", "kron", "smm", "spmm", "hspmm", "dsmm", "hsmm", "saddmm", "sspaddmm", "trapezoid", "trapz", "cov"),
+    *("einsum", "tensordot", "chain_matmul", "multi_dot", "matrix_power", "matrix_exp", "bilinear", "cdist"),
+    *("smm", "spmm", "hspmm", "dsmm", "hsmm", "saddmm", "sspaddmm", "cov"),
     *("scaled_mm", "grouped_mm", "scaled_grouped_mm", "int_mm", "linear_cross_entropy", "corrcoef", "imatmul"),
     *("__matmul__", "__rmatmul__", "__imatmul__"),
 }
 CONVOLUTIONS = {
-    *("conv1d", "conv2d", "conv3d", "conv_tbc", "convolution", "fold", "unfold_copy", "stft", "istft"),
+    *("conv1d", "conv2d", "conv3d", "conv_tbc", "convolution", "stft", "istft"),
     *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "mkldnn_convolution", "cudnn_convolution"),
 }
 SOLVERS = {
@@ -341,8 +341,8 @@ SOLVERS = {
     *("solve_triangular", "triangular_solve", "tensorinv", "tensorsolve", "lobpcg", "svd_lowrank", "pca_lowrank"),
     *("matrix_norm", "matrix_rank", "nuclear_norm"),
 }
-RECURRENT = {"lstm", "lstm_cell", "gru", "gru_cell", "rnn_relu", "rnn_tanh", "rnn_relu_cell", "rnn_tanh_cell"}
-ATTENTION = {"scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention"}
+RECURRENT = {"rnn", "lstm", "lstm_cell", "gru", "gru_cell", "rnn_relu", "rnn_tanh", "rnn_relu_cell", "rnn_tanh_cell"}
+ATTENTION = {"attention", "scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention"}
 REDUCTIONS = {"sum", "mean", "prod", "max", "min", "var", "std", "norm", "median", "trace"}
 """Those whose names have other meanings too: in a kernel's own language, methods of these names are not torch's."""
 OPERATORS = {
@@ -352,7 +352,16 @@ OPERATORS = {
     *("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "histc", "bincount", "segment_reduce", "embedding_bag"),
     *("softmax", "log_softmax", "softmin", "gumbel_softmax", "layer_norm", "group_norm", "batch_norm", "instance_norm"),
     *("rms_norm", "local_response_norm", "normalize", "renorm", "native_layer_norm", "native_norm"),
-    *("native_group_norm", "native_batch_norm", "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+    *(
+        "native_group_norm",
+        "native_batch_norm",
+        "cross_entropy",
+        "nll_loss",
+        "mse_loss",
+        "l1_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+    ),
     *("kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits", "ctc_loss", "soft_margin_loss"),
     *("cosine_embedding_loss", "cosine_similarity", "margin_ranking_loss", "multi_margin_loss", "poisson_nll_loss"),
     *("multilabel_margin_loss", "multilabel_soft_margin_loss", "gaussian_nll_loss", "hinge_embedding_loss", "pdist"),
@@ -362,7 +371,20 @@ OPERATORS = {
     *("adaptive_max_pool2d", "adaptive_max_pool3d", "fractional_max_pool2d", "fractional_max_pool3d"),
     *("interpolate", "upsample", "grid_sample", "gelu", "relu", "relu6", "leaky_relu", "prelu", "elu", "selu", "celu"),
     *("sigmoid", "logsigmoid", "hardsigmoid", "tanh", "hardtanh", "silu", "hardswish", "mish", "softplus", "softsign"),
-    *("softshrink", "hardshrink", "tanhshrink", "glu", "erf"),
+    *(
+        "softshrink",
+        "hardshrink",
+        "tanhshrink",
+        "glu",
+        "erf",
+        "outer",
+        "ger",
+        "addr",
+        "kron",
+        "fold",
+        "trapezoid",
+        "trapz",
+    ),
 }
 LAYERS = {
     **{

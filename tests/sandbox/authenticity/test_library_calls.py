@@ -272,6 +272,24 @@ def test_what_turns_off_the_records_of_operators_is_refused(policy, word):
     assert "enableRecordFunction" in refusal(asked(policy), source(), RAN, symbols)
 
 
+@pytest.mark.parametrize(
+    ("forward", "top", "symbol"),
+    [
+        ("if x is None: y = torch.matmul(x, x)", "", ""),
+        ("y = self.pool.submit(torch.inner, x, x)", "", ""),
+        (MKLDNN, "", ""),
+        ("pass", "S = 'at::conv2d(a, b);'", ""),
+        ("pass", "", "_ZN2at4_ops6matmul4callERKNS_6TensorES4_"),
+    ],
+)
+def test_a_vendors_operator_that_did_not_run_is_refused_where_no_library_counts(forward, top, symbol):
+    assert "it names" in refusal(asked("no-library"), source(forward, top=top), RAN, frozenset({symbol}))
+
+
+def test_an_operator_of_torchs_own_that_did_not_run_is_allowed_where_no_library_counts():
+    assert refusal(asked("no-library"), source("y = torch.relu(x).sum(1)", top="S = 'at::softmax(a, 1)'"), RAN) == ""
+
+
 def test_there_are_recorded_answers_to_read():
     assert len(RECORDED) > 20
 
