@@ -11,7 +11,7 @@ in the judge's own process.
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple, TypeGuard
@@ -542,6 +542,7 @@ class _Reader:
         self._own = found.own
         self._origins = _origins(found.tree)
         self._kernels = _kernel_nodes(found.tree)
+        self._methods = own_methods(found.tree)
         self._layers = {name: op for node in ast.walk(found.tree) for name, op in _layers(node)}
         calls = [node for node in found.nodes if isinstance(node, ast.Call)]
         self._called = {id(node.func) for node in calls}
@@ -589,7 +590,7 @@ class _Reader:
         return not named and not (isinstance(node, ast.Call) and last(node.func) == "getattr")
 
     def _is_operator(self, function: ast.Attribute) -> bool:
-        if function.attr not in OPERATORS or last(function.value) in self._own:
+        if function.attr not in OPERATORS or last(function.value) in self._own or id(function) in self._methods:
             return False
         origin = self._origin(function)
         if function.attr in REDUCTIONS and not origin and id(function) in self._kernels:
@@ -610,6 +611,74 @@ class _Reader:
         stock = {"torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy", "numpy": "numpy"}
         origin = self._origins.get(name, stock.get(name, ""))
         return ".".join([origin, *reversed(parts)]) if origin else ""
+
+
+MOVERS = {
+    "setattr",
+    "__setattr__",
+    "__getattribute__",
+    "__getattr__",
+    "__dict__",
+    "__class__",
+    "vars",
+    "type",
+    "globals",
+}
+"""Names by which a method may come to mean another function, or `self` another object."""
+
+
+def own_methods(tree: ast.Module) -> set[int]:
+    """Find the attributes, by identity, that name methods of the source's classes: of `self`, or of an instance.
+
+    An instance is a name that is bound once, to a call of a class. None where the source may replace what a name means.
+    """
+    nodes = list(ast.walk(tree))
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    methods = {name: {one.name for one in _functions(of)} for name, of in classes.items()}
+    bound = Counter(name for node in nodes for name in _bound(node))
+    unbound = any(isinstance(node, ast.Attribute) and last(node.value) in classes for node in nodes)
+    if unbound or bound["self"] or any(name in MOVERS for node in nodes for name in named(node)):
+        return set()
+    instances = {
+        target: methods[last(value.func)]
+        for targets, value in filter(None, map(assignment, nodes))
+        if isinstance(value, ast.Call) and last(value.func) in classes
+        for target in targets
+        if bound[target] == 1
+    }
+    inside = {
+        id(node): methods[name]
+        for name, of in classes.items()
+        for function in _functions(of)
+        if [node.arg for node in ast.walk(function) if isinstance(node, ast.arg)].count("self") == 1
+        and function.args.args[:1]
+        and function.args.args[0].arg == "self"
+        and not function.decorator_list
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
+    return {
+        id(node)
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and not bound[node.attr]
+        and node.attr in inside.get(id(node), instances.get(last(node.value), ()))
+    }
+
+
+def _functions(of: ast.ClassDef) -> list[ast.FunctionDef]:
+    return [node for node in of.body if isinstance(node, ast.FunctionDef)]
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """The names and attributes that a node binds, `self` as the first argument of a method aside."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+            yield name
+        case ast.arg(arg=name) if name != "self":
+            yield name
+        case ast.alias(name=name, asname=other):
+            yield other or name.partition(".")[0]
 
 
 def _is_registered(function: ast.Attribute) -> bool:

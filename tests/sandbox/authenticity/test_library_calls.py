@@ -290,6 +290,42 @@ def test_an_operator_of_torchs_own_that_did_not_run_is_allowed_where_no_library_
     assert refusal(asked("no-library"), source("y = torch.relu(x).sum(1)", top="S = 'at::softmax(a, 1)'"), RAN) == ""
 
 
+HELPER = "class Kernels:\n  def mm(self, a, b): return OWN.run(a, b)\n  def two(self, a): return self.mm(a, a)\n"
+NAMED_LIKE_TORCHS = {
+    "a method of self": ("y = K.two(x)", HELPER + "K = Kernels()"),
+    "a method of an instance": ("y = K.mm(x, x)", HELPER + "K = Kernels()"),
+    "a method of an attribute": ("y = self.kept.mm(x, x)", HELPER),
+}
+TORCHS = {
+    "a tensor under the name of an instance": ("K = x; y = K.mm(x, x)", HELPER + "K = Kernels()"),
+    "an argument under the name of an instance": ("y = (lambda K: K.mm(x, x))(x)", HELPER + "K = Kernels()"),
+    "a tensor as self": ("y = Kernels.two(x, x)", HELPER),
+    "a tensor as self of a function in a method": (
+        "y = K.two(x)",
+        HELPER.replace("return self.mm(a, a)", "return (lambda self: self.mm(a))(a)") + "K = Kernels()",
+    ),
+    "a method that is replaced": ("y = K.mm(x, x)", HELPER + "K = Kernels()\nK.mm = torch.mm"),
+    "a method that is replaced in words": ("y = K.mm(x, x)", HELPER + "K = Kernels()\nsetattr(K, 'm' + 'm', f)"),
+    "a method of the class above": (
+        "y = K.mm(x)",
+        "class T(torch.Tensor):\n  def mm(self, a): return super().mm(a)\nK = T()",
+    ),
+    "a method of none of its classes": ("y = K.bmm(x, x)", HELPER + "K = Kernels()"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED_LIKE_TORCHS)
+def test_an_own_method_that_is_called_like_an_operator_is_not_torchs(name):
+    forward, top = NAMED_LIKE_TORCHS[name]
+    assert unseen(source(forward, "self.kept = Kernels()" if "kept" in forward else "pass", top)) == ""
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_an_operator_is_torchs_where_an_own_method_of_its_name_is_not_what_is_called(name):
+    forward, top = TORCHS[name]
+    assert "mm in line" in unseen(source(forward, top=top))
+
+
 def test_there_are_recorded_answers_to_read():
     assert len(RECORDED) > 20
 
