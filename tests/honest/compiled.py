@@ -159,6 +159,15 @@ COMPILED = [
     ),
     Honest("a method of its own that is called like an operator", CUSTOM_ONLY, "return self.matmul(a, b)",
            built("method", PRODUCT, "pppn"), init=METHOD),
+    Honest("a product in a thread pool that lives on", CUSTOM_ONLY,
+           """
+           y = torch.empty_like(a)
+           def product(): RUN(a.data_ptr(), b.data_ptr(), y.data_ptr(), a.shape[0])
+           self.pool.submit(product).result()
+           return y
+           """,
+           built("pooled", PRODUCT, "pppn") + "from concurrent.futures import ThreadPoolExecutor\n",
+           constructor="self.pool = ThreadPoolExecutor(1)"),
     Honest("an object of its own with a method that is called like an operator", CUSTOM_ONLY, "return KERNELS.mm(a, b)",
            built("helper", PRODUCT, "pppn") + KERNELS),
 ]  # fmt: skip

@@ -220,6 +220,21 @@ def test_one_call_of_three_without_a_library_does_not_speak_for_all(own_module, 
     assert found.share()[0] > SMALL_SHARE and max(found.line_us) > 100
 
 
+POOL = "from concurrent.futures import ThreadPoolExecutor\nimport torch\nPOOL = ThreadPoolExecutor(1)\n"
+"""Its thread runs since the first call, which is not observed."""
+
+
+def test_an_operator_in_a_thread_that_runs_already_is_observed(own_module):
+    module = own_module(POOL + "def f(x): return POOL.submit(torch.inner, x, x).result()\n")
+    found = Observed.read(observe(lambda: module.f(torch.ones(300, 300))))
+    assert "aten::inner" in {name for name, _, _ in found.operators}
+
+
+def test_a_line_in_a_thread_that_runs_already_is_observed(own_module):
+    module = own_module(POOL + "def g(x):\n    return x + 1\ndef f(x): return POOL.submit(g, x).result()\n")
+    assert 5 in observe(lambda: module.f(torch.ones(3)))["lines"]
+
+
 def test_code_from_a_text_is_observed(own_module):
     assert observe(lambda: own_module("def f(): exec('x = 1')\n").f())["dynamic"]
 
