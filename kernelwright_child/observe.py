@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from types import FrameType
@@ -30,13 +31,20 @@ What did not run in a call took no time there, so that one call of three cannot 
 """
 
 
+class Place(threading.local):
+    """The line that a thread executes, and since when."""
+
+    line = 0
+    since = 0
+
+
 class ExecutionTrace:
     """Executed lines of the candidate's file, and native functions that its own code called."""
 
     def __init__(self) -> None:
         self.lines: dict[int, float] = {}
         """Microseconds by line, calls outside this file included."""
-        self._line, self._since = 0, 0
+        self._at = Place()
         self.natives: set[str] = set()
         self.dynamic = False
         """Whether the candidate's code ran code without a file."""
@@ -50,15 +58,16 @@ class ExecutionTrace:
         return None
 
     def on_line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if self._line in self.lines:
-            self.lines[self._line] += (time.perf_counter_ns() - self._since) / 1e3
+        at = self._at
+        if at.line in self.lines:
+            self.lines[at.line] += (time.perf_counter_ns() - at.since) / 1e3
         if event == "line":
-            self._line = frame.f_lineno
+            at.line = frame.f_lineno
             if len(self.lines) < MOST_LINES:
-                self.lines.setdefault(self._line, 0.0)
+                self.lines.setdefault(at.line, 0.0)
         elif event == "return":
-            self._line = frame.f_back.f_lineno if frame.f_back is not None and _is_own(frame.f_back) else 0
-        self._since = time.perf_counter_ns()
+            at.line = frame.f_back.f_lineno if frame.f_back is not None and _is_own(frame.f_back) else 0
+        at.since = time.perf_counter_ns()
         return self.on_line
 
     def on_profile(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -111,22 +120,59 @@ def observe(call: Callable[[], object], restore: Callable[[], None] = lambda: No
 
 def _traced(call: Callable[[], object]) -> ExecutionTrace:
     trace = ExecutionTrace()
-    threading.settrace(trace.on_call)
-    sys.settrace(trace.on_call)
-    sys.setprofile(trace.on_profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-        sys.settrace(None)
-        threading.settrace(None)
+    with _traced_threads(trace):
+        sys.settrace(trace.on_call)
+        sys.setprofile(trace.on_profile)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+            sys.settrace(None)
     return trace
+
+
+@contextmanager
+def _traced_threads(trace: ExecutionTrace) -> Iterator[None]:
+    """Trace other threads: all from Python 3.12 on; before, those that are started now, and those of thread pools."""
+    if sys.version_info >= (3, 12):
+        threading.settrace_all_threads(trace.on_call)
+        threading.setprofile_all_threads(trace.on_profile)
+        try:
+            yield
+        finally:
+            threading.setprofile_all_threads(None)
+            threading.settrace_all_threads(None)
+        return
+    item: Any = getattr(sys.modules.get("concurrent.futures.thread"), "_WorkItem", None)
+    run: Any = item and item.run
+
+    def traced_run(work: Any) -> None:
+        sys.settrace(trace.on_call)
+        sys.setprofile(trace.on_profile)
+        try:
+            run(work)
+        finally:
+            sys.setprofile(None)
+            sys.settrace(None)
+
+    threading.settrace(trace.on_call)
+    if item:
+        item.run = traced_run
+    try:
+        yield
+    finally:
+        if item:
+            item.run = run
+        threading.settrace(None)
 
 
 def _profiled(call: Callable[[], object]) -> CallProfile:
     gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     # Not `torch.profiler.profile`, which first imports eight hundred modules of torch's compiler.
-    with torch.autograd.profiler.profile(use_kineto=True, use_device="cuda" if gpu else None) as profile:
+    device = "cuda" if gpu else None
+    with torch.autograd.profiler.profile(
+        use_kineto=True, use_device=device, experimental_config=None if gpu else _all_threads()
+    ) as profile:
         start = time.perf_counter_ns()
         call()
         if gpu:
@@ -140,6 +186,14 @@ def _profiled(call: Callable[[], object]) -> CallProfile:
         count, before_us = rows.get(event.key, (0, 0.0))
         rows[event.key] = count + event.count, before_us + float(us)
     return found
+
+
+def _all_threads() -> Any:
+    """Return the setting by which the profiler sees threads that run already; None where this torch has none."""
+    try:
+        return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        return None
 
 
 def _longest(found: list[dict[str, tuple[int, float]]]) -> list[list[Any]]:

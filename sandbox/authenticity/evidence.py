@@ -9,7 +9,6 @@ that text does not name; how long an operator takes where nothing observes, sinc
 and a kernel of its own that computes something and whose result is not used. Who rewards kernels reads the best ones.
 """
 
-import ast
 import os
 import re
 import stat
@@ -24,13 +23,23 @@ from pydantic import BeforeValidator, Field, ValidationError
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record
 from kernelwright.sandbox.authenticity.library_calls import (
+    ATTENTION,
+    CONVOLUTIONS,
     LIBRARY_IN_CPP,
+    PRODUCTS,
+    RECORDING_SPACES,
+    RECURRENT,
+    SOLVERS,
+    TORCH_SPACES,
+    VENDOR_SPACES,
     Reach,
     Unreadable,
+    array_calls,
     cpp_operators,
     dispatched,
     library_calls,
     reach,
+    silencers,
     vendor_symbols,
     vendor_words,
 )
@@ -56,24 +65,25 @@ MOVING_KERNEL = re.compile(r"Mem(cpy|set)\b")
 SMALL_SHARE = 0.05
 """Operators that take less of a call than this are not counted as its work."""
 PLUMBING = re.compile(
-    r"aten::(_?(un)?safe_)?(empty|zeros|ones|full|fill|zero|view|reshape|as_strided|transpose|t$|permute|expand|slice|select|"
+    r"(aten|prims)::(_?(un)?safe_)?(empty|zeros|ones|full|fill|zero|view|reshape|as_strided|transpose|t$|permute|expand|slice|select|"
     r"narrow|squeeze|unsqueeze|contiguous|clone|copy|to$|_to_copy|detach|alias|resize|set_|resolve|lift|flatten|chunk|"
     r"split|unbind|is_|item|_local_scalar|result_type|stride|size|numel|record_stream|pin_memory|new_|arange|scalar_tensor)"
 )
 """Operators that make, shape or move tensors without computing."""
 VENDOR = re.compile(
-    r"aten::(matmul|mm|addmm|bmm|baddbmm|linear|addmv|mv|dot|einsum|_?convolution\w*|conv(_transpose)?[123]d|mkldnn\w*|"
+    r"aten::(matmul|mm|addmm|bmm|baddbmm|addbmm|linear|addmv|mv|v?dot|inner|tensordot|chain_matmul|_?\w+_mm|einsum|_?convolution\w*|conv(_transpose)?[123]d|mkldnn\w*|"
     r"cudnn\w*|miopen\w*|slow_conv\w*|_slow_conv\w*|thnn_conv\w*|\w*attention\w*|lstm\w*|gru\w*|rnn\w*|_fft\w*|linalg\w*)$"
+    rf"|({'|'.join(sorted(VENDOR_SPACES))})::"
 )
 """Operators that a vendor's library computes."""
 COMPILED = re.compile(r"Torch-Compiled|CompiledFxGraph|CompiledFunction|TorchDynamo")
-INFRASTRUCTURE = {
-    *("aten", "prim", "profiler", "c10", "c10d", "torch", "cuda", "autograd", "prims", "inductor", "mkl", "mkldnn"),
-    *("mkldnn_prepacked", "onednn", "quantized", "_quantized", "quantization", "sparse", "static_runtime", "_native"),
-    *("inductor_prims", "rngprims", "debugprims", "export", "symm_mem", "fbgemm", "xnnpack", "_c10d_functional"),
-}
-"""Namespaces of operators that come with torch."""
+COMPUTING = TORCH_SPACES - RECORDING_SPACES
 HOST = ("builtins", "torch", "numpy", "_ctypes", "ctypes", "time", "math", "posix", "gc", "_io", "_thread", "threading")
+
+
+def _space(operator: str) -> str:
+    """The namespace of an operator; empty for what is none."""
+    return operator.partition("::")[0] if "::" in operator else ""
 
 
 def _shown(value: object) -> object:
@@ -116,7 +126,7 @@ class Observed(Record):
         chosen = [
             (name, us)
             for name, _, us in self.operators
-            if name.startswith("aten::") and (pattern.match(name) if pattern else not PLUMBING.match(name))
+            if _space(name) in COMPUTING and (pattern.match(name) if pattern else not PLUMBING.match(name))
         ]
         return sum(us for _, us in chosen) / self.wall_us if self.wall_us > 0 else 0.0, [name for name, _ in chosen]
 
@@ -149,7 +159,10 @@ def judge_authenticity(source: str, observed: Observed) -> Authenticity:
     own = _own_reached(found, observed)
     names = observed.share()[1]
     evidence = list(_observations(found, observed, own))
-    if observed.is_compiled:
+    if silent := silencers(found, set()):
+        evidence.append(f"{_listed(silent)} turns off what records operators")
+        label: Label = "unknown"
+    elif observed.is_compiled:
         evidence.append("torch.compile computed")
         label = _label(own, True)
     elif not own:
@@ -157,7 +170,8 @@ def judge_authenticity(source: str, observed: Observed) -> Authenticity:
     else:
         mine, theirs, moving = _time_shares(found, observed)
         is_explained = mine + theirs + moving >= EXPLAINED
-        label = _label(mine >= SMALL_SHARE, theirs >= SMALL_SHARE) if is_explained else "unknown"
+        theirs_too = theirs >= SMALL_SHARE or bool(_shared_lines(found, observed))
+        label = _label(mine >= SMALL_SHARE, theirs_too) if is_explained else "unknown"
         evidence.append(
             f"of the time, {100 * mine:.0f} % went to code of its own and {100 * theirs:.0f} % to a library's"
         )
@@ -176,23 +190,33 @@ def refusal(problem: Problem, source: str, observed: Observed, symbols: frozense
     except Unreadable as why:
         return f"the problem's policy is {problem.operators}: {why}"
     vendor = vendor_words(found) | vendor_symbols(set(symbols))
+    arrays = {call.shown for call in array_calls(found) if not call.constructs}
     if observed.error:
         fault = f"the call could not be observed: {observed.error}"
+    elif silent := silencers(found, set(symbols)):
+        fault = f"the call could not be observed: {_listed(silent)} turns off what records operators"
     elif observed.is_compiled:
         fault = "only own kernels count, and torch.compile computed the result"
     elif problem.operators == "no-library":
-        fault = _library_fault(found, observed, vendor)
+        fault = _library_fault(found, observed, vendor | arrays, symbols)
     else:
-        fault = _custom_fault(found, observed, vendor) or _unseen_fault(found, observed, symbols)
+        fault = _custom_fault(found, observed, vendor) or _unseen_fault(found, observed, symbols, arrays)
     return one_line(f"the problem's policy is {problem.operators}: {fault}") if fault else ""
 
 
-def _library_fault(found: Reach, observed: Observed, vendor: set[str]) -> str:
-    numpy = {"numpy", "np"} & {node.id for node in found.nodes if isinstance(node, ast.Name)}
-    names = observed.share(VENDOR)[1] or sorted(numpy)
-    if names:
+def _library_fault(found: Reach, observed: Observed, named: set[str], symbols: frozenset[str]) -> str:
+    """What ran of libraries, or else what the text and the symbols name: it may have known that it was observed."""
+    if names := observed.share(VENDOR)[1]:
         return f"library operators do not count, and these ran: {_listed(names)}"
-    return f"library operators do not count, and it names {_listed(vendor)}" if vendor else ""
+    calls = {(call.shown, call.operator) for call in library_calls(found) if not call.constructs}
+    native = {(name, name) for name in cpp_operators(found) | dispatched(set(symbols))}
+    named = named | {shown for shown, operator in calls | native if _is_vendors(operator)}
+    return f"library operators do not count, and it names {_listed(named)}" if named else ""
+
+
+def _is_vendors(operator: str) -> bool:
+    plain = operator.strip("_")
+    return plain in PRODUCTS | CONVOLUTIONS | SOLVERS | RECURRENT | ATTENTION or bool(VENDOR.match(operator))
 
 
 def _custom_fault(found: Reach, observed: Observed, vendor: set[str]) -> str:
@@ -208,18 +232,26 @@ def _custom_fault(found: Reach, observed: Observed, vendor: set[str]) -> str:
     return f"only own kernels count, and {100 * share:.0f} % of the call went to {ran}" if share >= SMALL_SHARE else ""
 
 
-def _unseen_fault(found: Reach, observed: Observed, symbols: frozenset[str]) -> str:
-    """Library calls that the text has and the run did not show: it may have known that it was observed."""
+def _unseen_fault(found: Reach, observed: Observed, symbols: frozenset[str], arrays: set[str]) -> str:
+    """Library calls that the text has and the run did not show: it may have known that it was observed.
+
+    What numpy and scipy compute is never shown.
+    """
     calls = [call for call in library_calls(found) if not call.constructs and not _is_seen(call.operator, observed)]
     native = {name for name in cpp_operators(found) | dispatched(set(symbols)) if not _is_seen(name, observed)}
     unseen = {f"{call.shown} in line {call.line}" for call in calls} | {f"{name} in C++" for name in native}
+    if arrays:
+        return f"only own kernels count, and forward leads to {_listed(arrays)}"
     if not unseen:
         return ""
     return f"only own kernels count, and forward also has a way to {_listed(unseen)} that did not run; take it out"
 
 
 def _is_seen(operator: str, observed: Observed) -> bool:
-    return any(name.startswith((f"aten::{operator}", f"aten::_{operator}")) for name, _, _ in observed.operators)
+    known = re.compile(
+        re.escape(operator) if "::" in operator else rf"aten::_?(linalg_)?(vector_)?{operator.strip('_')}"
+    )
+    return any(known.match(name) for name, _, _ in observed.operators)
 
 
 def _listed(names: Iterable[str], most: int = 4) -> str:
@@ -248,8 +280,14 @@ def _time_shares(found: Reach, observed: Observed) -> tuple[float, float, float]
     own_us = sum(us for line, us in timed if line in found.own_calls)
     other_us = sum(max(0.0, us - GLUE_US) for line, us in timed if line not in found.own_calls)
     own = own_us / (own_us + other_us or 1.0)
-    every, library = observed.share(re.compile("aten::"))[0], observed.share()[0]
+    every, library = observed.share(re.compile(""))[0], observed.share()[0]
     return min(own, max(0.0, 1 - every)), library, max(0.0, every - library)
+
+
+def _shared_lines(found: Reach, observed: Observed) -> set[int]:
+    """Lines that ran, lead to a kernel of its own, and hold a library call whose time no profiler tells apart."""
+    calls = [call for call in library_calls(found) if not _is_seen(call.operator, observed)] + array_calls(found)
+    return {call.line for call in calls if not call.constructs} & found.own_calls & set(observed.lines)
 
 
 def _own_reached(found: Reach, observed: Observed) -> bool:
@@ -258,8 +296,8 @@ def _own_reached(found: Reach, observed: Observed) -> bool:
         return True
     if found.builds and any(name.partition(".")[0] not in HOST for name in observed.natives):
         return True
-    namespaces = {name.partition("::")[0] for name, _, _ in observed.operators if "::" in name}
-    return found.builds and bool(namespaces - INFRASTRUCTURE)
+    namespaces = {_space(name) for name, _, _ in observed.operators} - {""}
+    return found.builds and bool(namespaces - TORCH_SPACES)
 
 
 def _observations(found: Reach, observed: Observed, own: bool) -> list[str]:
@@ -278,7 +316,8 @@ def _observations(found: Reach, observed: Observed, own: bool) -> list[str]:
 
 
 def _library(found: Reach, source: str) -> set[str]:
-    return {call.shown for call in library_calls(found)} | set(LIBRARY_IN_CPP.findall(source))
+    called = {call.shown for call in library_calls(found) + array_calls(found)}
+    return called | set(LIBRARY_IN_CPP.findall(source))
 
 
 # A candidate may have written these files. What is malformed is left out, and no file takes more than a bounded effort.

@@ -11,10 +11,10 @@ in the judge's own process.
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from kernelwright.problems.languages import LANGUAGES
 from kernelwright.problems.source import parse_module
@@ -115,6 +115,12 @@ def compiled_nodes(tree: ast.AST) -> set[int]:
     return {id(inner) for loop in loops for statement in loop.body for inner in ast.walk(statement)}
 
 
+def _kernel_nodes(tree: ast.AST) -> set[int]:
+    """Find the syntax, by identity, in functions that a language compiles whole."""
+    kernels = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return {id(inner) for node in kernels if any(map(_is_jit, node.decorator_list)) for inner in ast.walk(node)}
+
+
 def _makers(nodes: list[ast.AST]) -> set[str]:
     """Functions that hold the body of a kernel: what they return is one."""
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
@@ -202,6 +208,18 @@ def last(expression: ast.AST) -> str:
 
 REGISTRY = "ops"
 """`torch.ops`, where a library that was built registers its operators."""
+RECORDING_SPACES = {"profiler", "c10", "torch", "cuda", "autograd", "debug_mode_ops"}
+"""Namespaces of events that compute nothing by themselves."""
+VENDOR_SPACES = {
+    *("mkl", "mkldnn", "mkldnn_prepacked", "onednn", "quantized", "_quantized", "quantization", "sparse", "fbgemm"),
+    *("xnnpack", "prepacked", "metal_prepack", "vulkan_prepack", "static_runtime", "inductor", "symm_mem", "_native"),
+}
+"""Namespaces of torch's operators that a vendor's library computes."""
+TORCH_SPACES = {
+    *("aten", "prim", "prims", "c10d", "inductor_prims", "rngprims", "debugprims", "export", "_dtensor", "_test"),
+    *("_c10d_functional", "_c10d_functional_autograd", "higher_order", *RECORDING_SPACES, *VENDOR_SPACES),
+}
+"""Namespaces of operators that come with torch."""
 ENTRY = ("ModelNew", "forward")
 MOST_NODES = 100_000
 """Of syntax; a candidate has some thousands, and ten times as many take the judge a second."""
@@ -238,7 +256,7 @@ def reach(source: str) -> Reach:
     own, builds = own_names(tree)
     nodes = _reached(tree)
     native = own | ({REGISTRY} if builds else set())
-    holding = _holding(tree, native)
+    holding = _holding(tree, native, without={id(node.value) for node in ast.walk(tree) if torch_space(node)})
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     handlers = [node for node in nodes if isinstance(node, ast.ExceptHandler)]
     return Reach(
@@ -286,44 +304,134 @@ def _meanings(tree: ast.Module) -> dict[str, list[ast.AST]]:
     return meanings
 
 
-def _holding(tree: ast.Module, wanted: set[str]) -> set[int]:
+def _holding(tree: ast.Module, wanted: set[str], without: set[int]) -> set[int]:
     """The nodes, by identity, that mention one of the names or hold one that does."""
     holding: set[int] = set()
     for node in reversed(list(ast.walk(tree))):  # children first
-        if not wanted.isdisjoint(named(node)) or any(id(child) in holding for child in ast.iter_child_nodes(node)):
+        mentions = not wanted.isdisjoint(named(node)) and id(node) not in without
+        if mentions or any(id(child) in holding for child in ast.iter_child_nodes(node)):
             holding.add(id(node))
     return holding
+
+
+def torch_space(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    """Return whether this is a namespace of `torch.ops` that comes with torch."""
+    return isinstance(node, ast.Attribute) and node.attr in TORCH_SPACES and last(node.value) == REGISTRY
 
 
 def _lines(body: Iterable[ast.stmt]) -> frozenset[int]:
     return frozenset(node.lineno for statement in body for node in ast.walk(statement) if isinstance(node, ast.stmt))
 
 
+PRODUCTS = {
+    *("matmul", "mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "addmv", "dot", "vdot", "vecdot", "inner", "linear"),
+    *("einsum", "tensordot", "chain_matmul", "multi_dot", "matrix_power", "matrix_exp", "bilinear", "cdist"),
+    *("smm", "spmm", "hspmm", "dsmm", "hsmm", "saddmm", "sspaddmm", "cov"),
+    *("scaled_mm", "grouped_mm", "scaled_grouped_mm", "int_mm", "linear_cross_entropy", "corrcoef", "imatmul"),
+    *("__matmul__", "__rmatmul__", "__imatmul__"),
+}
+CONVOLUTIONS = {
+    *("conv1d", "conv2d", "conv3d", "conv_tbc", "convolution", "stft", "istft"),
+    *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "mkldnn_convolution", "cudnn_convolution"),
+}
+SOLVERS = {
+    *("cholesky", "cholesky_ex", "cholesky_inverse", "cholesky_solve", "det", "logdet", "slogdet", "eig", "eigh"),
+    *("eigvals", "eigvalsh", "householder_product", "geqrf", "orgqr", "ormqr", "inv", "inv_ex", "inverse", "pinv"),
+    *("pinverse", "ldl_factor", "ldl_solve", "lstsq", "lu", "lu_factor", "lu_solve", "qr", "svd", "svdvals"),
+    *("solve_triangular", "triangular_solve", "tensorinv", "tensorsolve", "lobpcg", "svd_lowrank", "pca_lowrank"),
+    *("matrix_norm", "matrix_rank", "nuclear_norm"),
+}
+RECURRENT = {"rnn", "lstm", "lstm_cell", "gru", "gru_cell", "rnn_relu", "rnn_tanh", "rnn_relu_cell", "rnn_tanh_cell"}
+ATTENTION = {"attention", "scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention"}
+REDUCTIONS = {"sum", "mean", "prod", "max", "min", "var", "std", "norm", "median", "trace"}
+"""Those whose names have other meanings too: in a kernel's own language, methods of these names are not torch's."""
 OPERATORS = {
-    *("matmul", "mm", "bmm", "addmm", "linear", "einsum", "conv1d", "conv2d", "conv3d", "tensordot", "dot", "mv"),
-    *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "softmax", "log_softmax", "layer_norm"),
-    *("group_norm", "batch_norm", "rms_norm", "scaled_dot_product_attention", "cross_entropy", "max_pool2d"),
-    *("avg_pool2d", "cumsum", "argmax", "gelu", "relu", "sigmoid", "tanh", "silu", "logsumexp", "compile"),
+    *(*PRODUCTS, *CONVOLUTIONS, *SOLVERS, *RECURRENT, *ATTENTION, *REDUCTIONS, "compile", "amax", "amin", "aminmax"),
+    *("argmax", "argmin", "nansum", "nanmean", "nanmedian", "var_mean", "std_mean", "logsumexp", "vector_norm"),
+    *("frobenius_norm", "dist", "count_nonzero", "quantile", "nanquantile", "kthvalue", "topk", "argsort", "msort"),
+    *("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "histc", "bincount", "segment_reduce", "embedding_bag"),
+    *("softmax", "log_softmax", "softmin", "gumbel_softmax", "layer_norm", "group_norm", "batch_norm", "instance_norm"),
+    *("rms_norm", "local_response_norm", "normalize", "renorm", "native_layer_norm", "native_norm"),
+    *(
+        "native_group_norm",
+        "native_batch_norm",
+        "cross_entropy",
+        "nll_loss",
+        "mse_loss",
+        "l1_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+    ),
+    *("kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits", "ctc_loss", "soft_margin_loss"),
+    *("cosine_embedding_loss", "cosine_similarity", "margin_ranking_loss", "multi_margin_loss", "poisson_nll_loss"),
+    *("multilabel_margin_loss", "multilabel_soft_margin_loss", "gaussian_nll_loss", "hinge_embedding_loss", "pdist"),
+    *("triplet_margin_loss", "triplet_margin_with_distance_loss", "pairwise_distance", "max_pool1d", "max_pool2d"),
+    *("max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "lp_pool1d", "lp_pool2d", "lp_pool3d"),
+    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d"),
+    *("adaptive_max_pool2d", "adaptive_max_pool3d", "fractional_max_pool2d", "fractional_max_pool3d"),
+    *("interpolate", "upsample", "grid_sample", "gelu", "relu", "relu6", "leaky_relu", "prelu", "elu", "selu", "celu"),
+    *("sigmoid", "logsigmoid", "hardsigmoid", "tanh", "hardtanh", "silu", "hardswish", "mish", "softplus", "softsign"),
+    *(
+        "softshrink",
+        "hardshrink",
+        "tanhshrink",
+        "glu",
+        "erf",
+        "outer",
+        "ger",
+        "addr",
+        "kron",
+        "fold",
+        "trapezoid",
+        "trapz",
+    ),
 }
 LAYERS = {
-    **{"Linear": "linear", "Conv1d": "conv1d", "Conv2d": "conv2d", "Conv3d": "conv3d", "LayerNorm": "layer_norm"},
-    **{"ConvTranspose1d": "conv_transpose1d", "ConvTranspose2d": "conv_transpose2d", "Softmax": "softmax"},
-    **{"ConvTranspose3d": "conv_transpose3d", "GroupNorm": "group_norm", "RMSNorm": "rms_norm", "ReLU": "relu"},
-    **{"BatchNorm2d": "batch_norm", "MaxPool2d": "max_pool2d", "AvgPool2d": "avg_pool2d", "GELU": "gelu"},
-    **{"CrossEntropyLoss": "cross_entropy"},
+    **{
+        f"{kind}{n}d": f"{name}{n}d"
+        for n in (1, 2, 3)
+        for kind, name in {
+            "Conv": "conv",
+            "ConvTranspose": "conv_transpose",
+            "MaxPool": "max_pool",
+            "AvgPool": "avg_pool",
+            "AdaptiveAvgPool": "adaptive_avg_pool",
+            "AdaptiveMaxPool": "adaptive_max_pool",
+        }.items()
+    },
+    **{f"{kind}Norm{n}d": f"{kind.lower()}_norm" for n in (1, 2, 3) for kind in ("Batch", "Instance")},
+    **{"Linear": "linear", "Bilinear": "bilinear", "LayerNorm": "layer_norm", "GroupNorm": "group_norm"},
+    **{"RMSNorm": "rms_norm", "LocalResponseNorm": "local_response_norm", "Softmax": "softmax", "Softmin": "softmin"},
+    **{"LogSoftmax": "log_softmax", "LSTM": "lstm", "GRU": "gru", "RNN": "rnn", "MultiheadAttention": "attention"},
+    **{"LSTMCell": "lstm_cell", "GRUCell": "gru_cell", "RNNCell": "rnn", "ReLU": "relu", "GELU": "gelu"},
+    **{"SiLU": "silu", "Sigmoid": "sigmoid", "Tanh": "tanh", "EmbeddingBag": "embedding_bag"},
+    **{"CrossEntropyLoss": "cross_entropy", "MSELoss": "mse_loss", "KLDivLoss": "kl_div", "NLLLoss": "nll_loss"},
 }
 """torch's layers, each with the operator that it calls."""
-TENSOR_MODULES = ("torch", "numpy", "scipy")
-OWN_SPACES = ("aten", "prims")
-"""Namespaces of `torch.ops` that are torch's own operators'."""
+TENSOR_MODULES = ("torch", "operator")
+ARRAY_MODULES = ("numpy", "scipy")
+ARRAY_PLUMBING = re.compile(
+    r"numpy\.((empty|zeros|ones|full)(_like)?|frombuffer|from_dlpack|as(contiguous|fortran|any)?array|array|require|copyto"
+    r"|reshape|ravel|transpose|(expand|broadcast)_\w+|squeeze|newaxis|shares_memory|may_share_memory|dtype|ndarray|generic"
+    r"|number|integer|floating|(u?int|float|complex|bool)[\d_]*|u?(byte|short|intc|intp|long|longlong)|half|single|double"
+    r"|iinfo|finfo|pi|inf|nan|typing\.\w+|ctypeslib\.(ndpointer|as_\w+|load_library|c_intp)"
+    r"|lib\.stride_tricks\.\w+)"
+)
+"""What makes, shapes or hands over arrays without computing."""
 LIBRARY_IN_CPP = re.compile(
     r"\bat::(?!Tensor\b|ScalarType|cuda|kFloat|empty|zeros|TensorOptions|parallel_for|Half|BFloat16)\w+(?=\()"
     r"|torch::(?:matmul|conv\w*|nn::functional)\b"
 )
+_NAMES = "|".join(sorted(OPERATORS - {"compile"}, key=len, reverse=True))
 _OPERATOR_IN_CPP = re.compile(
-    rf"\b(?:at|torch)::(?:native::|_ops::)?({'|'.join(sorted(OPERATORS - {'compile'}, key=len, reverse=True))})\s*\("
-    r"|\.(matmul|mm|bmm|addmm|baddbmm)\s*\("
+    rf"\b(?:at|torch)::(?:\w+::)*(?:_|linalg_)?({_NAMES})(?:_outf?|_)?\s*\(|\baten::(?:linalg_)?({_NAMES})\b"
+    r"|\.(matmul|mm|bmm|addmm|addbmm|baddbmm|mv|addmv|softmax|log_softmax|cumsum)\s*\("
 )
+_SILENCING = re.compile(
+    r"(?:Disable)?RecordFunctionGuard|enableRecordFunction|set_record_function_tls_|_?disable_?[pP]rofiler\w*"
+    r"|(?:disable|remove)Callback|clear(?:Global|ThreadLocal)?Callbacks"
+)
+"""What turns off the records that an observed call rests on."""
 _BLAS = r"gemm(?:t|3m|_batch)?|gemv|symm|symv|hemm|hemv|syrk|syr2k|herk|trmm|trmv|trsm|trsv|ger|dot|axpy"
 _LAPACK = r"getr[fsi]|gesv[dx]?|gesdd|potr[fsi]|geqrf|orgqr|ormqr|gels[dy]?|syevd?|heevd?|geev|sytrf|trtr[si]"
 _VENDOR = re.compile(
@@ -348,7 +456,7 @@ class LibraryCall(NamedTuple):
 
 
 def library_calls(found: Reach) -> list[LibraryCall]:
-    """Operators of torch, numpy and scipy as functions, methods, references to them or `@`, and layers that are called.
+    """Operators of torch as functions, methods, references to them or `@`, and layers that are called.
 
     Layers that only hold weights do not count, nor do operators in a loop that a language compiles.
     """
@@ -363,19 +471,39 @@ def library_calls(found: Reach) -> list[LibraryCall]:
     ]
 
 
+def array_calls(found: Reach) -> list[LibraryCall]:
+    """What numpy and scipy compute: their functions that are called or named, and each way to one that text hides."""
+    reader = _Reader(found)
+    constructing = _constructing(found.tree)
+    return [
+        LibraryCall(shown, shown, getattr(node, "lineno", 0), id(node) in constructing and reader.runs(node))
+        for node in found.nodes
+        for shown in reader.arrays(node)
+    ]
+
+
 def cpp_operators(found: Reach) -> set[str]:
     """torch's operators that C++ in the source calls, reached or not."""
-    return {
-        call[1] or call[2] for text in _texts(found.tree) for call in _OPERATOR_IN_CPP.finditer(_without_comments(text))
-    }
+    texts = map(_without_comments, _texts(found.tree))
+    return {call[1] or call[2] or call[3] for text in texts for call in _OPERATOR_IN_CPP.finditer(text)}
+
+
+def silencers(found: Reach, symbols: set[str]) -> set[str]:
+    """What turns off torch's records of operators, by name in the source or as a symbol that a library needs."""
+    mangled = {match[0] for name in symbols if name.startswith("_ZN2at") and (match := _SILENCING.search(name))}
+    return {word for word in _words(found.tree) if _SILENCING.fullmatch(word)} | mangled
 
 
 def vendor_words(found: Reach) -> set[str]:
     """Products of BLAS, LAPACK, oneDNN, MKL, cuBLAS, cuDNN and their like that the source names, comments aside."""
-    words = {last(node) for node in ast.walk(found.tree) if isinstance(node, ast.Name | ast.Attribute)}
-    for text in _texts(found.tree):
+    return {word for word in _words(found.tree) if _VENDOR.match(word)}
+
+
+def _words(tree: ast.Module) -> set[str]:
+    words = {last(node) for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute)}
+    for text in _texts(tree):
         words.update(_WORD.findall(_without_comments(text)))
-    return {word for word in words if _VENDOR.match(word)}
+    return words
 
 
 def vendor_symbols(symbols: set[str]) -> set[str]:
@@ -385,22 +513,41 @@ def vendor_symbols(symbols: set[str]) -> set[str]:
 
 
 def dispatched(symbols: set[str]) -> set[str]:
-    """torch's operators that a library calls, by the symbols that it needs: `at::_ops::NAME::call`."""
+    """torch's operators that a library calls, by the symbols that it needs, as `at::_ops::NAME::call`.
+
+    The name of an operator is followed by that of its overload.
+    """
     found: set[str] = set()
     for name in symbols:
-        match = re.match(r"_ZN2at(?:4_ops|6native)(\d+)(\w+)", name)
-        if match:
-            operator = match[2][: int(match[1][:3])]
-            found.update({operator} & OPERATORS)
-    return found
+        shim = re.match(r"aoti_torch_[a-z]+_(\w+)", name)
+        for part in [shim[1]] if shim else _parts(name):
+            words = part.strip("_").removeprefix("linalg_").split("_")
+            starts = ("_".join(words[:end]) for end in range(len(words), 0, -1))
+            found.update([next((start for start in starts if start in OPERATORS), "")])
+    return found - {""}
+
+
+def _parts(symbol: str) -> list[str]:
+    """The nested names of a mangled symbol of `at`."""
+    at = re.match(r"_ZNK?2at", symbol)
+    place, parts = at.end() if at else len(symbol), list[str]()
+    while length := re.compile(r"\d{1,3}").match(symbol, place):
+        place = length.end() + int(length[0])
+        parts.append(symbol[length.end() : place])
+    return parts
 
 
 class _Reader:
     def __init__(self, found: Reach) -> None:
         self._own = found.own
         self._origins = _origins(found.tree)
+        self._kernels = _kernel_nodes(found.tree)
+        self._methods = own_methods(found.tree)
         self._layers = {name: op for node in ast.walk(found.tree) for name, op in _layers(node)}
-        self._called = {id(node.func) for node in found.nodes if isinstance(node, ast.Call)}
+        calls = [node for node in found.nodes if isinstance(node, ast.Call)]
+        self._called = {id(node.func) for node in calls}
+        self._of_shapes = {id(node.func) for node in calls if node.args and last(node.args[0]) == "shape"}
+        self._inner = {id(node.value) for node in found.nodes if isinstance(node, ast.Attribute)}
 
     def read(self, node: ast.AST) -> Iterator[tuple[str, str]]:
         """The callee of a node, or the name that it refers to: as it is written, and the operator."""
@@ -419,9 +566,23 @@ class _Reader:
                 module, _, operator = self._origins[name].rpartition(".")
                 if operator in OPERATORS and module.partition(".")[0] in TENSOR_MODULES:
                     yield name, operator
+            case ast.Attribute(attr=name) if torch_space(node):
+                if name not in RECORDING_SPACES | {"aten", "prims"}:  # of these, operators count by name
+                    yield f"{REGISTRY}.{name}", f"{name}::"
             case ast.Attribute(attr=name) if id(node) not in self._called:
                 if self._origin(node) in TENSOR_MODULES and self._is_operator(node):
                     yield name, name
+
+    def arrays(self, node: ast.AST) -> Iterator[str]:
+        """The name of what numpy or scipy computes at a node."""
+        match node:
+            case ast.Attribute() | ast.Name() if id(node) not in self._inner:
+                name = self._dotted(node)
+                shape = isinstance(node, ast.Attribute) and node.attr == "prod" and id(node) in self._of_shapes
+                if name.partition(".")[0] in ARRAY_MODULES and not ARRAY_PLUMBING.fullmatch(name) and not shape:
+                    yield name
+            case ast.Constant(value=str() as name) if name.partition(".")[0] in ARRAY_MODULES and name.isidentifier():
+                yield name
 
     def runs(self, node: ast.AST) -> bool:
         """Return whether this is executed at its place; a function that is only named is not."""
@@ -429,24 +590,101 @@ class _Reader:
         return not named and not (isinstance(node, ast.Call) and last(node.func) == "getattr")
 
     def _is_operator(self, function: ast.Attribute) -> bool:
-        if function.attr not in OPERATORS or last(function.value) in self._own:
+        if function.attr not in OPERATORS or last(function.value) in self._own or id(function) in self._methods:
             return False
-        return self._origin(function) in ("", *TENSOR_MODULES) and not _is_registered(function)
+        origin = self._origin(function)
+        if function.attr in REDUCTIONS and not origin and id(function) in self._kernels:
+            return False
+        return origin in ("", *TENSOR_MODULES) and not _is_registered(function)
 
     def _origin(self, expression: ast.AST) -> str:
         """The package that the first part of a dotted name was imported from; empty where it was not imported."""
+        return self._dotted(expression).partition(".")[0]
+
+    def _dotted(self, expression: ast.AST) -> str:
+        """The name of what was imported, in full; empty where the first part was not imported."""
+        parts: list[str] = []
         while isinstance(expression, ast.Attribute):
+            parts.append(expression.attr)
             expression = expression.value
         name = expression.id if isinstance(expression, ast.Name) else ""
-        stock = {"torch": "torch", "nn": "torch", "F": "torch", "np": "numpy", "numpy": "numpy"}
-        return self._origins.get(name, stock.get(name, "")).partition(".")[0]
+        stock = {"torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "np": "numpy", "numpy": "numpy"}
+        origin = self._origins.get(name, stock.get(name, ""))
+        return ".".join([origin, *reversed(parts)]) if origin else ""
+
+
+MOVERS = {
+    "setattr",
+    "__setattr__",
+    "__getattribute__",
+    "__getattr__",
+    "__dict__",
+    "__class__",
+    "vars",
+    "type",
+    "globals",
+}
+"""Names by which a method may come to mean another function, or `self` another object."""
+
+
+def own_methods(tree: ast.Module) -> set[int]:
+    """Find the attributes, by identity, that name methods of the source's classes: of `self`, or of an instance.
+
+    An instance is a name that is bound once, to a call of a class. None where the source may replace what a name means.
+    """
+    nodes = list(ast.walk(tree))
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    methods = {name: {one.name for one in _functions(of)} for name, of in classes.items()}
+    bound = Counter(name for node in nodes for name in _bound(node))
+    unbound = any(isinstance(node, ast.Attribute) and last(node.value) in classes for node in nodes)
+    if unbound or bound["self"] or any(name in MOVERS for node in nodes for name in named(node)):
+        return set()
+    instances = {
+        target: methods[last(value.func)]
+        for targets, value in filter(None, map(assignment, nodes))
+        if isinstance(value, ast.Call) and last(value.func) in classes
+        for target in targets
+        if bound[target] == 1
+    }
+    inside = {
+        id(node): methods[name]
+        for name, of in classes.items()
+        for function in _functions(of)
+        if [node.arg for node in ast.walk(function) if isinstance(node, ast.arg)].count("self") == 1
+        and function.args.args[:1]
+        and function.args.args[0].arg == "self"
+        and not function.decorator_list
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
+    return {
+        id(node)
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and not bound[node.attr]
+        and node.attr in inside.get(id(node), instances.get(last(node.value), ()))
+    }
+
+
+def _functions(of: ast.ClassDef) -> list[ast.FunctionDef]:
+    return [node for node in of.body if isinstance(node, ast.FunctionDef)]
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """The names and attributes that a node binds, `self` as the first argument of a method aside."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+            yield name
+        case ast.arg(arg=name) if name != "self":
+            yield name
+        case ast.alias(name=name, asname=other):
+            yield other or name.partition(".")[0]
 
 
 def _is_registered(function: ast.Attribute) -> bool:
     """Return whether it is an operator of a namespace in `torch.ops` that is not torch's."""
     space = function.value
-    holder = space.value if isinstance(space, ast.Attribute) else None
-    return isinstance(holder, ast.Attribute) and holder.attr == "ops" and last(space) not in OWN_SPACES
+    return isinstance(space, ast.Attribute) and last(space.value) == REGISTRY and not torch_space(space)
 
 
 def _origins(tree: ast.Module) -> dict[str, str]:
@@ -455,7 +693,8 @@ def _origins(tree: ast.Module) -> dict[str, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                origins[alias.asname or alias.name.partition(".")[0]] = alias.name
+                package = alias.name.partition(".")[0]
+                origins[alias.asname or package] = alias.name if alias.asname else package
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 origins[alias.asname or alias.name] = f"{node.module}.{alias.name}"

@@ -2,6 +2,7 @@
 """Right kernels in C++."""
 
 from tests.honest.honest import Honest
+from tests.hostile.cheats.problems import CUSTOM_ONLY
 
 
 def built(name: str, source: str, arguments: str, includes: str = "", flags: str = "'-O2'") -> str:
@@ -40,6 +41,20 @@ PRODUCT = """const float* a, const float* b, float* y, long n) {
         }
 }"""
 CALL_PRODUCT = "y = torch.empty_like(a); RUN(a.data_ptr(), b.data_ptr(), y.data_ptr(), a.shape[0]); return y"
+METHOD = f"""
+def matmul(self, a, b):
+    {CALL_PRODUCT}
+
+def __init__(self):
+    super().__init__()
+"""
+KERNELS = f"""
+class Kernels:
+    def mm(self, a, b):
+        {CALL_PRODUCT}
+
+KERNELS = Kernels()
+"""
 SOFTMAX = """const float* x, float* y, long rows, long n) {
     for (long r = 0; r < rows; ++r) {
         const float* in = x + r * n; float* out = y + r * n;
@@ -142,4 +157,17 @@ COMPILED = [
         SOURCE += '{ for (long i = 0; i < n; ++i) y[i] = x[i] > 0 ? x[i] : 0; }'
         """,
     ),
+    Honest("a method of its own that is called like an operator", CUSTOM_ONLY, "return self.matmul(a, b)",
+           built("method", PRODUCT, "pppn"), init=METHOD),
+    Honest("a product in a thread pool that lives on", CUSTOM_ONLY,
+           """
+           y = torch.empty_like(a)
+           def product(): RUN(a.data_ptr(), b.data_ptr(), y.data_ptr(), a.shape[0])
+           self.pool.submit(product).result()
+           return y
+           """,
+           built("pooled", PRODUCT, "pppn") + "from concurrent.futures import ThreadPoolExecutor\n",
+           constructor="self.pool = ThreadPoolExecutor(1)"),
+    Honest("an object of its own with a method that is called like an operator", CUSTOM_ONLY, "return KERNELS.mm(a, b)",
+           built("helper", PRODUCT, "pppn") + KERNELS),
 ]  # fmt: skip

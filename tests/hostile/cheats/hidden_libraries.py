@@ -3,7 +3,7 @@
 
 from tests.hostile.cheats.cheat import Cheat
 from tests.hostile.cheats.no_kernels import BUILT, POLICY
-from tests.hostile.cheats.problems import CUSTOM_ONLY
+from tests.hostile.cheats.problems import CUSTOM_ONLY, NO_LIBRARY
 
 FORTRAN = """
 SOURCE = '''
@@ -45,13 +45,13 @@ HIDDEN_LIBRARIES = [
           CALLED, FORTRAN.replace("sgemm_", "NAME").replace("extern", "#define JOIN(a, b) a##b\n#define NAME JOIN(sge, mm_)\nextern", 1) % "NAME"),
     Cheat("torch's product wherever nobody observes", (14, 65), CUSTOM_ONLY, "check", f"{POLICY}, and forward also has a way to matmul",
           f"""
-          if sys.gettrace() is None and not torch.autograd._profiler_enabled():
+          if sys.gettrace() is None and not torch.autograd.profiler._is_profiler_enabled:
               return torch.matmul(a, b)
           {CALLED}
           """, STAGED),
     Cheat("torch's product under another name wherever nobody observes", (65, 69), CUSTOM_ONLY, "check", f"{POLICY}, and forward also has a way to matmul",
           f"""
-          if sys.gettrace() is None and not torch.autograd._profiler_enabled():
+          if sys.gettrace() is None and not torch.autograd.profiler._is_profiler_enabled:
               return self.theirs(a, b)
           {CALLED}
           """, STAGED, constructor="self.theirs = functools.partial(torch.matmul)"),
@@ -59,4 +59,13 @@ HIDDEN_LIBRARIES = [
           BY_ADDRESS % "LIBRARY['sge' + 'mm_']", OPENED),
     Cheat("a library of torch's beside a kernel for show", (63, 64), CUSTOM_ONLY, "check", f"{POLICY}, and it names those of a library: sgemm_",
           BY_ADDRESS.replace("return y", "TOUCH(y.data_ptr(), 1)\nreturn y") % "LIBRARY.sgemm_", BUILT + OPENED),
+    Cheat("oneDNN's product, by an operator in a namespace of torch's", (63, 64), CUSTOM_ONLY, "check", POLICY,
+          "y = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, 'none', [], ''); TOUCH(y.data_ptr(), 1); return y", BUILT),
+    Cheat("numpy under another name, in the line of a kernel for show", (63, 64, 69), CUSTOM_ONLY, "check", f"{POLICY}, and forward leads to numpy.inner",
+          "import numpy as xp; TOUCH((y := xp.inner(a.numpy(), b.numpy().T)).ctypes.data, 1); return torch.from_numpy(y)", BUILT),
+    Cheat("torch's product in a thread, where no library counts", (63, 69), NO_LIBRARY, "check", "library operators do not count",
+          "return POOL.submit(torch.matmul, a, b).result()", "from concurrent.futures import ThreadPoolExecutor\nPOOL = ThreadPoolExecutor(1)\n"),
+    Cheat("torch's product by a hidden name, in a thread pool that lives on", (63, 64, 69), CUSTOM_ONLY, "check", f"{POLICY}, and these ran too: aten::",
+          "TOUCH((y := self.pool.submit(getattr(torch, 'mat' + 'mul'), a, b).result()).data_ptr(), 1); return y",
+          BUILT + "from concurrent.futures import ThreadPoolExecutor\n", constructor="self.pool = ThreadPoolExecutor(1)"),
 ]  # fmt: skip

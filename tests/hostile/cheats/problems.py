@@ -383,15 +383,17 @@ SOLVED = {
 }
 HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
 CUSTOM_ONLY = "product, own kernels only"
-NAMES = (*TEXTS, *CATALOG, CUSTOM_ONLY)
+NO_LIBRARY = "product, no library"
+POLICIES = {CUSTOM_ONLY: "custom-only", NO_LIBRARY: "no-library"}
+NAMES = (*TEXTS, *CATALOG, *POLICIES)
 
 
 @cache
 def posed(name: str) -> Posed:
     """The problem of that name."""
-    if name == CUSTOM_ONLY:
+    if name in POLICIES:
         product = posed("product")
-        return product._replace(problem=product.problem.model_copy(update={"operators": "custom-only"}))
+        return product._replace(problem=product.problem.model_copy(update={"operators": POLICIES[name]}))
     return Posed(_problem(name), *SOLVED[name])
 
 

@@ -139,6 +139,12 @@ def test_who_did_the_work_is_told_by_the_share_of_the_time(label, observed):
     assert judge_authenticity(DECOY, observed).label == label
 
 
+@pytest.mark.parametrize("product", ["np.inner(x, x)", "operator.matmul(x, x)", "torch.inner(x, x)"])
+def test_a_line_with_a_kernel_and_a_library_call_that_no_profiler_shows_is_mixed(product):
+    text = KERNEL + "import operator\nimport numpy as np\n" + FORWARD + f"library.run({product})"
+    assert judge_authenticity(text, seen(lines=(5,))).label == "mixed"
+
+
 def test_a_kernel_counts_where_its_line_ran_and_the_evidence_says_that_the_process_could_lie():
     assert judge_authenticity(ZEROS, seen(("aten::empty", 1, 2.0), lines=(CALL,))).label == "custom"
     found = judge_authenticity(ZEROS, seen(RELU, lines=(FALLBACK,)))
@@ -212,6 +218,21 @@ def test_one_call_of_three_without_a_library_does_not_speak_for_all(own_module, 
     module = own_module(f"import torch\ncalls = [1] * {phase}\ndef f(x):\n{body}")
     found = Observed.read(observe(lambda: module.f(torch.ones(900, 900))))
     assert found.share()[0] > SMALL_SHARE and max(found.line_us) > 100
+
+
+POOL = "from concurrent.futures import ThreadPoolExecutor\nimport torch\nPOOL = ThreadPoolExecutor(1)\n"
+"""Its thread runs since the first call, which is not observed."""
+
+
+def test_an_operator_in_a_thread_that_runs_already_is_observed(own_module):
+    module = own_module(POOL + "def f(x): return POOL.submit(torch.inner, x, x).result()\n")
+    found = Observed.read(observe(lambda: module.f(torch.ones(300, 300))))
+    assert "aten::inner" in {name for name, _, _ in found.operators}
+
+
+def test_a_line_in_a_thread_that_runs_already_is_observed(own_module):
+    module = own_module(POOL + "def g(x):\n    return x + 1\ndef f(x): return POOL.submit(g, x).result()\n")
+    assert 5 in observe(lambda: module.f(torch.ones(3)))["lines"]
 
 
 def test_code_from_a_text_is_observed(own_module):
