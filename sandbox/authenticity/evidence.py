@@ -23,15 +23,6 @@ from pydantic import BeforeValidator, Field, ValidationError
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record
 from kernelwright.sandbox.authenticity.library_calls import (
-    ATTENTION,
-    CONVOLUTIONS,
-    LIBRARY_IN_CPP,
-    PRODUCTS,
-    RECORDING_SPACES,
-    RECURRENT,
-    SOLVERS,
-    TORCH_SPACES,
-    VENDOR_SPACES,
     Reach,
     Unreadable,
     array_calls,
@@ -42,6 +33,17 @@ from kernelwright.sandbox.authenticity.library_calls import (
     silencers,
     vendor_symbols,
     vendor_words,
+)
+from kernelwright.sandbox.authenticity.operator_names import (
+    ATTENTION,
+    CONVOLUTIONS,
+    LIBRARY_IN_CPP,
+    PRODUCTS,
+    RECORDING_SPACES,
+    RECURRENT,
+    SOLVERS,
+    TORCH_SPACES,
+    VENDOR_SPACES,
 )
 from kernelwright.sandbox.logs import one_line
 from kernelwright.sandbox.storage import open_read

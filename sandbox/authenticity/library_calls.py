@@ -18,6 +18,22 @@ from typing import NamedTuple, TypeGuard
 
 from kernelwright.problems.languages import LANGUAGES
 from kernelwright.problems.source import parse_module
+from kernelwright.sandbox.authenticity.operator_names import (
+    ARRAY_MODULES,
+    ARRAY_PLUMBING,
+    C_COMMENT,
+    LAYERS,
+    OPERATOR_IN_CPP,
+    OPERATORS,
+    PLAIN_BLAS,
+    RECORDING_SPACES,
+    REDUCTIONS,
+    SILENCING,
+    TENSOR_MODULES,
+    TORCH_SPACES,
+    VENDOR_NAME,
+    WORD,
+)
 
 BUILDERS = {"load_inline", "load"}
 """Calls that compile native code of a candidate."""
@@ -208,18 +224,6 @@ def last(expression: ast.AST) -> str:
 
 REGISTRY = "ops"
 """`torch.ops`, where a library that was built registers its operators."""
-RECORDING_SPACES = {"profiler", "c10", "torch", "cuda", "autograd", "debug_mode_ops"}
-"""Namespaces of events that compute nothing by themselves."""
-VENDOR_SPACES = {
-    *("mkl", "mkldnn", "mkldnn_prepacked", "onednn", "quantized", "_quantized", "quantization", "sparse", "fbgemm"),
-    *("xnnpack", "prepacked", "metal_prepack", "vulkan_prepack", "static_runtime", "inductor", "symm_mem", "_native"),
-}
-"""Namespaces of torch's operators that a vendor's library computes."""
-TORCH_SPACES = {
-    *("aten", "prim", "prims", "c10d", "inductor_prims", "rngprims", "debugprims", "export", "_dtensor", "_test"),
-    *("_c10d_functional", "_c10d_functional_autograd", "higher_order", *RECORDING_SPACES, *VENDOR_SPACES),
-}
-"""Namespaces of operators that come with torch."""
 ENTRY = ("ModelNew", "forward")
 MOST_NODES = 100_000
 """Of syntax; a candidate has some thousands, and ten times as many take the judge a second."""
@@ -323,128 +327,6 @@ def _lines(body: Iterable[ast.stmt]) -> frozenset[int]:
     return frozenset(node.lineno for statement in body for node in ast.walk(statement) if isinstance(node, ast.stmt))
 
 
-PRODUCTS = {
-    *("matmul", "mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "addmv", "dot", "vdot", "vecdot", "inner", "linear"),
-    *("einsum", "tensordot", "chain_matmul", "multi_dot", "matrix_power", "matrix_exp", "bilinear", "cdist"),
-    *("smm", "spmm", "hspmm", "dsmm", "hsmm", "saddmm", "sspaddmm", "cov"),
-    *("scaled_mm", "grouped_mm", "scaled_grouped_mm", "int_mm", "linear_cross_entropy", "corrcoef", "imatmul"),
-    *("__matmul__", "__rmatmul__", "__imatmul__"),
-}
-CONVOLUTIONS = {
-    *("conv1d", "conv2d", "conv3d", "conv_tbc", "convolution", "stft", "istft"),
-    *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "mkldnn_convolution", "cudnn_convolution"),
-}
-SOLVERS = {
-    *("cholesky", "cholesky_ex", "cholesky_inverse", "cholesky_solve", "det", "logdet", "slogdet", "eig", "eigh"),
-    *("eigvals", "eigvalsh", "householder_product", "geqrf", "orgqr", "ormqr", "inv", "inv_ex", "inverse", "pinv"),
-    *("pinverse", "ldl_factor", "ldl_solve", "lstsq", "lu", "lu_factor", "lu_solve", "qr", "svd", "svdvals"),
-    *("solve_triangular", "triangular_solve", "tensorinv", "tensorsolve", "lobpcg", "svd_lowrank", "pca_lowrank"),
-    *("matrix_norm", "matrix_rank", "nuclear_norm"),
-}
-RECURRENT = {"rnn", "lstm", "lstm_cell", "gru", "gru_cell", "rnn_relu", "rnn_tanh", "rnn_relu_cell", "rnn_tanh_cell"}
-ATTENTION = {"attention", "scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention"}
-REDUCTIONS = {"sum", "mean", "prod", "max", "min", "var", "std", "norm", "median", "trace"}
-"""Those whose names have other meanings too: in a kernel's own language, methods of these names are not torch's."""
-OPERATORS = {
-    *(*PRODUCTS, *CONVOLUTIONS, *SOLVERS, *RECURRENT, *ATTENTION, *REDUCTIONS, "compile", "amax", "amin", "aminmax"),
-    *("argmax", "argmin", "nansum", "nanmean", "nanmedian", "var_mean", "std_mean", "logsumexp", "vector_norm"),
-    *("frobenius_norm", "dist", "count_nonzero", "quantile", "nanquantile", "kthvalue", "topk", "argsort", "msort"),
-    *("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "histc", "bincount", "segment_reduce", "embedding_bag"),
-    *("softmax", "log_softmax", "softmin", "gumbel_softmax", "layer_norm", "group_norm", "batch_norm", "instance_norm"),
-    *("rms_norm", "local_response_norm", "normalize", "renorm", "native_layer_norm", "native_norm"),
-    *(
-        "native_group_norm",
-        "native_batch_norm",
-        "cross_entropy",
-        "nll_loss",
-        "mse_loss",
-        "l1_loss",
-        "smooth_l1_loss",
-        "huber_loss",
-    ),
-    *("kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits", "ctc_loss", "soft_margin_loss"),
-    *("cosine_embedding_loss", "cosine_similarity", "margin_ranking_loss", "multi_margin_loss", "poisson_nll_loss"),
-    *("multilabel_margin_loss", "multilabel_soft_margin_loss", "gaussian_nll_loss", "hinge_embedding_loss", "pdist"),
-    *("triplet_margin_loss", "triplet_margin_with_distance_loss", "pairwise_distance", "max_pool1d", "max_pool2d"),
-    *("max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "lp_pool1d", "lp_pool2d", "lp_pool3d"),
-    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d"),
-    *("adaptive_max_pool2d", "adaptive_max_pool3d", "fractional_max_pool2d", "fractional_max_pool3d"),
-    *("interpolate", "upsample", "grid_sample", "gelu", "relu", "relu6", "leaky_relu", "prelu", "elu", "selu", "celu"),
-    *("sigmoid", "logsigmoid", "hardsigmoid", "tanh", "hardtanh", "silu", "hardswish", "mish", "softplus", "softsign"),
-    *(
-        "softshrink",
-        "hardshrink",
-        "tanhshrink",
-        "glu",
-        "erf",
-        "outer",
-        "ger",
-        "addr",
-        "kron",
-        "fold",
-        "trapezoid",
-        "trapz",
-    ),
-}
-LAYERS = {
-    **{
-        f"{kind}{n}d": f"{name}{n}d"
-        for n in (1, 2, 3)
-        for kind, name in {
-            "Conv": "conv",
-            "ConvTranspose": "conv_transpose",
-            "MaxPool": "max_pool",
-            "AvgPool": "avg_pool",
-            "AdaptiveAvgPool": "adaptive_avg_pool",
-            "AdaptiveMaxPool": "adaptive_max_pool",
-        }.items()
-    },
-    **{f"{kind}Norm{n}d": f"{kind.lower()}_norm" for n in (1, 2, 3) for kind in ("Batch", "Instance")},
-    **{"Linear": "linear", "Bilinear": "bilinear", "LayerNorm": "layer_norm", "GroupNorm": "group_norm"},
-    **{"RMSNorm": "rms_norm", "LocalResponseNorm": "local_response_norm", "Softmax": "softmax", "Softmin": "softmin"},
-    **{"LogSoftmax": "log_softmax", "LSTM": "lstm", "GRU": "gru", "RNN": "rnn", "MultiheadAttention": "attention"},
-    **{"LSTMCell": "lstm_cell", "GRUCell": "gru_cell", "RNNCell": "rnn", "ReLU": "relu", "GELU": "gelu"},
-    **{"SiLU": "silu", "Sigmoid": "sigmoid", "Tanh": "tanh", "EmbeddingBag": "embedding_bag"},
-    **{"CrossEntropyLoss": "cross_entropy", "MSELoss": "mse_loss", "KLDivLoss": "kl_div", "NLLLoss": "nll_loss"},
-}
-"""torch's layers, each with the operator that it calls."""
-TENSOR_MODULES = ("torch", "operator")
-ARRAY_MODULES = ("numpy", "scipy")
-ARRAY_PLUMBING = re.compile(
-    r"numpy\.((empty|zeros|ones|full)(_like)?|frombuffer|from_dlpack|as(contiguous|fortran|any)?array|array|require|copyto"
-    r"|reshape|ravel|transpose|(expand|broadcast)_\w+|squeeze|newaxis|shares_memory|may_share_memory|dtype|ndarray|generic"
-    r"|number|integer|floating|(u?int|float|complex|bool)[\d_]*|u?(byte|short|intc|intp|long|longlong)|half|single|double"
-    r"|iinfo|finfo|pi|inf|nan|typing\.\w+|ctypeslib\.(ndpointer|as_\w+|load_library|c_intp)"
-    r"|lib\.stride_tricks\.\w+)"
-)
-"""What makes, shapes or hands over arrays without computing."""
-LIBRARY_IN_CPP = re.compile(
-    r"\bat::(?!Tensor\b|ScalarType|cuda|kFloat|empty|zeros|TensorOptions|parallel_for|Half|BFloat16)\w+(?=\()"
-    r"|torch::(?:matmul|conv\w*|nn::functional)\b"
-)
-_NAMES = "|".join(sorted(OPERATORS - {"compile"}, key=len, reverse=True))
-_OPERATOR_IN_CPP = re.compile(
-    rf"\b(?:at|torch)::(?:\w+::)*(?:_|linalg_)?({_NAMES})(?:_outf?|_)?\s*\(|\baten::(?:linalg_)?({_NAMES})\b"
-    r"|\.(matmul|mm|bmm|addmm|addbmm|baddbmm|mv|addmv|softmax|log_softmax|cumsum)\s*\("
-)
-_SILENCING = re.compile(
-    r"(?:Disable)?RecordFunctionGuard|enableRecordFunction|set_record_function_tls_|_?disable_?[pP]rofiler\w*"
-    r"|(?:disable|remove)Callback|clear(?:Global|ThreadLocal)?Callbacks"
-)
-"""What turns off the records that an observed call rests on."""
-_BLAS = r"gemm(?:t|3m|_batch)?|gemv|symm|symv|hemm|hemv|syrk|syr2k|herk|trmm|trmv|trsm|trsv|ger|dot|axpy"
-_LAPACK = r"getr[fsi]|gesv[dx]?|gesdd|potr[fsi]|geqrf|orgqr|ormqr|gels[dy]?|syevd?|heevd?|geev|sytrf|trtr[si]"
-_VENDOR = re.compile(
-    rf"(?:[sdcz](?:{_BLAS}|{_LAPACK})_(?:64_?)?|(?:sb|sh|bf16_)gemm_|gemm_(?:bf16bf16f32|f16f16f32|s8u8s32)_?"
-    r"|(?:cblas|LAPACKE|dnnl|mkldnn|mkl_blas|mkl_sparse|mkl_jit|vml|vslsConv)_\w+|dnnl|ideep|cpublas"
-    r"|(?:cublas|cublasLt|cudnn|cusolver|cusolverDn|cusparse|cufft|rocblas|hipblas|miopen)[A-Z]\w*)\Z"
-)
-_PLAIN_BLAS = re.compile(rf"[sdcz](?:{_BLAS}|{_LAPACK})\Z|[SDCZ]GEMM(?:_64|_BATCH)?\Z")
-"""The same without an underscore, as MKL has them too; a kernel of one's own may well be called so."""
-_WORD = re.compile(r"[A-Za-z_]\w*")
-_C_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"?|//[^\n]*|/\*.*?(?:\*/|\Z)', re.S)
-
-
 class LibraryCall(NamedTuple):
     shown: str
     """As the source has it."""
@@ -485,31 +367,31 @@ def array_calls(found: Reach) -> list[LibraryCall]:
 def cpp_operators(found: Reach) -> set[str]:
     """torch's operators that C++ in the source calls, reached or not."""
     texts = map(_without_comments, _texts(found.tree))
-    return {call[1] or call[2] or call[3] for text in texts for call in _OPERATOR_IN_CPP.finditer(text)}
+    return {call[1] or call[2] or call[3] for text in texts for call in OPERATOR_IN_CPP.finditer(text)}
 
 
 def silencers(found: Reach, symbols: set[str]) -> set[str]:
     """What turns off torch's records of operators, by name in the source or as a symbol that a library needs."""
-    mangled = {match[0] for name in symbols if name.startswith("_ZN2at") and (match := _SILENCING.search(name))}
-    return {word for word in _words(found.tree) if _SILENCING.fullmatch(word)} | mangled
+    mangled = {match[0] for name in symbols if name.startswith("_ZN2at") and (match := SILENCING.search(name))}
+    return {word for word in _words(found.tree) if SILENCING.fullmatch(word)} | mangled
 
 
 def vendor_words(found: Reach) -> set[str]:
     """Products of BLAS, LAPACK, oneDNN, MKL, cuBLAS, cuDNN and their like that the source names, comments aside."""
-    return {word for word in _words(found.tree) if _VENDOR.match(word)}
+    return {word for word in _words(found.tree) if VENDOR_NAME.match(word)}
 
 
 def _words(tree: ast.Module) -> set[str]:
     words = {last(node) for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute)}
     for text in _texts(tree):
-        words.update(_WORD.findall(_without_comments(text)))
+        words.update(WORD.findall(_without_comments(text)))
     return words
 
 
 def vendor_symbols(symbols: set[str]) -> set[str]:
     """Those of the symbols that a library needs from others which are products of such a library."""
     mangled = re.compile(r"_ZNK?(?:\d+\w*?)?(?:4dnnl|5ideep|7cpublas|4cuda4blas)")
-    return {name for name in symbols if _VENDOR.match(name) or _PLAIN_BLAS.match(name) or mangled.match(name)}
+    return {name for name in symbols if VENDOR_NAME.match(name) or PLAIN_BLAS.match(name) or mangled.match(name)}
 
 
 def dispatched(symbols: set[str]) -> set[str]:
@@ -731,4 +613,4 @@ def _texts(tree: ast.Module) -> Iterator[str]:
 
 
 def _without_comments(text: str) -> str:
-    return _C_COMMENT.sub(lambda found: found[0] if found[0].startswith('"') else " ", text)
+    return C_COMMENT.sub(lambda found: found[0] if found[0].startswith('"') else " ", text)

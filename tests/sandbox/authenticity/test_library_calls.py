@@ -19,13 +19,15 @@ from kernelwright.sandbox.authenticity.evidence import (
     undefined,
 )
 from kernelwright.sandbox.authenticity.library_calls import (
-    OPERATORS,
     cpp_operators,
     dispatched,
     library_calls,
     reach,
     vendor_symbols,
     vendor_words,
+)
+from kernelwright.sandbox.authenticity.operator_names import (
+    OPERATORS,
 )
 from tests.sandbox.authenticity.test_authenticity import asked
 
