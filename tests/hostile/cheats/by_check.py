@@ -23,7 +23,7 @@ STOPPED = [
         """
           if self.last is None:
               self.last = self.right(a, b)
-          return self.last
+          return self.last.clone()
           """,
         stopped_by="fresh_values",
     ),
