@@ -38,10 +38,14 @@ def begin_far_out(x: "torch.Tensor") -> None:
         _set_magnitude(x.view(len(x), -1)[len(x) // 2 :, 0], size)
 
 
+def _seed(x: "torch.Tensor") -> int:
+    """Return a secret seed: the same for the same values."""
+    return hash((SECRET, float(x.view(-1)[0]), float(x.view(-1)[-1]))) % 2**62
+
+
 def _secret(x: "torch.Tensor", below: int) -> int:
-    """Draw an index by a secret seed: the same for the same values."""
-    flat = x.view(-1)
-    return random.Random(f"{SECRET} {below} {float(flat[0])} {float(flat[-1])}").randrange(max(1, below))
+    """Draw an index by the secret seed."""
+    return random.Random(_seed(x)).randrange(max(1, below))
 
 
 def _set_magnitude(some: "torch.Tensor", size: float) -> None:
@@ -91,7 +95,7 @@ def few_far_out(x: "torch.Tensor") -> None:
     starts = torch.arange(len(flat) // width // 2, len(flat) // width, device=x.device).mul_(width)
     lone = [_secret(x, len(flat) // width // 2) * width] if len(starts) > 1 else []
     starts = torch.cat([torch.tensor(lone, dtype=starts.dtype, device=x.device), starts])
-    draw = torch.Generator(x.device).manual_seed(hash((SECRET, float(flat[0]), float(flat[-1]))) % 2**62)
+    draw = torch.Generator(x.device).manual_seed(_seed(x))
     inner = (1, width - 1) if width > 2 else (0, 1)
     places = starts.add_(torch.randint(*inner, (len(starts),), generator=draw, device=x.device))
     far = flat[places]

@@ -357,6 +357,10 @@ class TensorClaim(BaseModel):
         return found
 
     @property
+    def itemsize(self) -> int:
+        return int(getattr(torch, self.dtype).itemsize)
+
+    @property
     def extent(self) -> int:
         """Elements of memory from the first to the last."""
         return 0 if 0 in self.shape else _span(self.shape, self.stride)
@@ -364,7 +368,7 @@ class TensorClaim(BaseModel):
     @property
     def bytes(self) -> int:
         """Bytes of the copied memory, or of the result where elements repeat."""
-        return max(self.extent, math.prod(self.shape)) * int(getattr(torch, self.dtype).itemsize)
+        return max(self.extent, math.prod(self.shape)) * self.itemsize
 
 
 class HostTensor(TensorClaim):
@@ -445,7 +449,7 @@ def spoil(pid: int, claims: list[Any]) -> None:
     Raises `MemoryReadError` where the memory cannot be written.
     """
     for place in map(HostTensor.checked, claims):
-        size = int(getattr(torch, place.dtype).itemsize)
+        size = place.itemsize
         axes = list(zip(place.shape, place.stride, strict=True))
         count = SPOILED if place.extent else 0
         offsets = [sum(_secrets.randrange(length) * step for length, step in axes) for _ in range(count)]
@@ -468,7 +472,7 @@ def in_shared_mapping(pid: int, claims: list[Any]) -> bool:
     shared = [fields[0].split(b"-") for fields in (line.split(None, 2) for line in lines) if fields[1].endswith(b"s")]
     ranges = [(int(start, 16), int(end, 16)) for start, end in shared]
     for place in map(HostTensor.checked, claims):
-        end = place.address + place.extent * int(getattr(torch, place.dtype).itemsize)
+        end = place.address + place.extent * place.itemsize
         if place.extent and any(start < end and place.address < stop for start, stop in ranges):
             return True
     return False
