@@ -146,6 +146,15 @@ def attention(query: Sequence[int], key: Sequence[int], value: Sequence[int]) ->
     return Arithmetic(*map(sum, zip(*products, strict=True)))
 
 
+def recurrence(steps: torch.Tensor, weights: Sequence[torch.Tensor]) -> Arithmetic:
+    """Count a recurrent network's products: each matrix of weights meets each step [., ., features] of each sequence.
+
+    The least is unknown.
+    """
+    of_a_step = sum(weight.numel() for weight in weights if weight.dim() == 2)
+    return Arithmetic(2 * math.prod(steps.shape[:-1]) * of_a_step, 0)
+
+
 Kind = Literal["product", "bend", "plain", "other"]
 """`bend`: elementwise and not linear. `plain`: linear, and keeps every element. `other`: the rest."""
 
@@ -252,6 +261,8 @@ FORMULAS: dict[str, Callable[[Sequence[Any], Any], Arithmetic]] = {
     "addmv": lambda a, out: product(1, a[1].shape[0], a[1].shape[1], 1),
     "dot": lambda a, out: product(1, 1, a[0].shape[0], 1),
     "convolution": lambda a, out: convolution(a, out).arithmetic,
+    "_cudnn_rnn": lambda a, out: recurrence(a[0], a[1]),
+    "mkldnn_rnn_layer": lambda a, out: recurrence(a[0], a[1:5]),
 }
 
 

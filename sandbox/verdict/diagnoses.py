@@ -76,6 +76,8 @@ STALLS = {
 """What a stalled warp waits for, and the remedy; `selected` and `not_selected` are no waits."""
 IS_BUSY = 80.0
 """Percent of peak from which a unit itself explains a launch, so that its waits are no diagnosis of their own."""
+IDLE = 1.0
+"""Percent of peak below which a unit may as well not be used."""
 TENSOR = re.compile(r"[HIQDB]?G?MMA\b|UTC\w*MMA\b")
 LOAD, WIDE = re.compile(r"LDG\."), re.compile(r"\.(?:64|128)\b")
 LIBRARY = re.compile(
@@ -147,6 +149,13 @@ class Launch(NamedTuple):
     def at(self, name: str) -> float:
         """Return a counter; NaN where it was not read, which no comparison finds large or small."""
         return self.of.get(name, float("nan"))
+
+    @property
+    def uses_tensor_cores(self) -> bool | None:
+        """By its machine code, else by their counter, which is not quite 0 without such instructions; None if unknown."""
+        if self.code is not None:
+            return self.code.count(TENSOR) > 0
+        return self.of["tensor"] >= IDLE if "tensor" in self.of else None
 
     @property
     def is_busy(self) -> bool:
@@ -341,9 +350,7 @@ def bank_conflicts(launch: Launch) -> Found:
 
 @rule("launch", "Use them: wgmma or mma.sync, for fp32 on split operands where full precision is asked for.")
 def no_tensor_cores(launch: Launch) -> Found:
-    is_known = launch.code is not None or "tensor" in launch.of
-    uses = launch.at("tensor") > 0 or (launch.code is not None and launch.code.count(TENSOR) > 0)
-    found = launch.multiplies and launch.share > 0.5 and is_known and not uses
+    found = launch.multiplies and launch.share > 0.5 and launch.uses_tensor_cores is False
     return (0.7, "It uses no tensor-core instruction, and most of the work is products.") if found else None
 
 
@@ -356,7 +363,7 @@ def tensor_cores_full(launch: Launch) -> Found:
 @rule("launch", "Feed them: a ring of bulk copies, a producer warp, the epilogue beside the next tile's products.")
 def tensor_cores_idle(launch: Launch) -> Found:
     busy = launch.at("tensor")
-    found = launch.multiplies and 0 < busy < 55
+    found = launch.multiplies and launch.uses_tensor_cores and busy < 55
     return (0.8 - busy / 125, f"The tensor cores are busy for {busy:.0f} % of the time.") if found else None
 
 

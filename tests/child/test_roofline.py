@@ -116,6 +116,21 @@ def test_operations_that_nothing_can_save_make_the_least_and_others_are_left_out
     assert bool(found["least_flops"]) == (name in FIRM)
 
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("layers", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+def test_each_matrix_of_a_recurrent_network_counts_at_each_step(layers, gates, device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("the driver sees no CUDA device")
+    network = layers(16, 32, num_layers=2, batch_first=True).to(device)
+    found = trace(network, [torch.rand(4, 7, 16, device=device)])
+    first, second = gates * 32 * (16 + 32), gates * 32 * (32 + 32)
+    assert found["flops"] == {"float32": 2 * 4 * 7 * (first + second)}
+    assert not found["least_flops"]
+
+
 def test_a_model_that_looks_at_its_values_is_traced_on_them():
     found = work(lambda self, x: x * 2 if x.sum() > 0 else x * self.w, X, w=(10,))
     assert found["bytes"] == {"read": FOUR * 1000, "written": FOUR * 1000}

@@ -60,7 +60,7 @@ FAULTS_OF_A_LAUNCH = {
     "scattered loads": {"of": HEALTHY | {"loads": 25.0}},
     "scattered stores": {"of": HEALTHY | {"stores": 25.0}},
     "bank conflicts": {"of": HEALTHY | {"conflicts": 600.0}},
-    "no tensor cores": {"of": HEALTHY | {"tensor": 0.0}, "code": MachineCode(kernel="mine", opcodes={"FFMA": 100})},
+    "no tensor cores": {"of": HEALTHY | {"tensor": 0.3}, "code": MachineCode(kernel="mine", opcodes={"FFMA": 100})},
     "tensor cores full": {"of": HEALTHY | {"tensor": 90.0}},
     "tensor cores idle": {"of": HEALTHY | {"tensor": 20.0}},
     "fp32 units full": {"of": HEALTHY | {"fma": 85.0}},
