@@ -13,6 +13,7 @@ from bench.measuring import of_this_part
 from bench.results.records import (
     AGAIN,
     Kept,
+    is_in_full,
     judgings_in,
     meet,
     read_index,
@@ -49,6 +50,7 @@ def judge_again(folder: Path, tree: Path, report: Callable[[str], None], minutes
     records = {(one.address, one.dtype): one for one in records_in(folder)}
     rows = of_this_part(index.rows)
     pairs = [(row, answered) for row in rows for answered in waiting(records[row.address, row.dtype], known)]
+    pairs.sort(key=lambda pair: is_in_full(pair[1].attempt))  # a second judging waits for the first of all others
     problems = {row.facts.digest: problem_of(row, tree) for row, _ in pairs}
     prepare_judge()
     left: list[str] = []

@@ -152,7 +152,7 @@ class Launch(NamedTuple):
 
     @property
     def uses_tensor_cores(self) -> bool | None:
-        """By its machine code, else by their counter, which is not quite 0 without such instructions; None if unknown."""
+        """By its machine code, else by their counter, which is hardly ever exactly 0; None where neither is known."""
         if self.code is not None:
             return self.code.count(TENSOR) > 0
         return self.of["tensor"] >= IDLE if "tensor" in self.of else None

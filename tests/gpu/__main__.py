@@ -16,8 +16,8 @@ from pathlib import Path
 
 from kernelwright_child import driver
 
-SLOW = ("test_programs.py", "test_diagnoses.py", "test_languages.py")
-LONGEST_FIRST = (*SLOW, "test_on_device.py", "test_candidates.py", "test_waking.py", "test_clock.py")
+SLOW = ("test_programs.py", "test_languages.py")
+LONGEST_FIRST = (*SLOW, "test_on_device.py", "test_diagnoses.py", "test_clock.py", "test_snippets.py", "test_waking.py")
 TESTS_OF_A_PART, SLOW_TESTS_OF_A_PART = 8, 2
 NOTHING_FOUND = 5
 """pytest's exit code where no test was chosen."""

@@ -7,7 +7,8 @@ from kernelwright.agent.providers.recorded import recorded_targets
 from kernelwright.problems import catalog_names
 from kernelwright.sandbox.authenticity.evidence import read_authenticity
 from kernelwright.sandbox.authenticity.scan import candidate_of, refuse
-from kernelwright.sandbox.machine import PACKAGES, package_version
+from kernelwright.sandbox.machine import PACKAGES, require_package
+from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
 from kernelwright_child import driver
 from tests.gpu.harness import SETTINGS, Judges
@@ -48,8 +49,10 @@ def judges():
 
 
 def needs(language):
-    if package_version(language) is None:
-        pytest.skip(f"needs the package {PACKAGES[language].distribution}")
+    try:
+        require_package(language)
+    except MachineError as obstacle:
+        pytest.skip(str(obstacle))
 
 
 def cases(corpus):
