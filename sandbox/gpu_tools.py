@@ -23,7 +23,7 @@ from kernelwright.sandbox.calls.sessions import BAD_RUNS, Session
 from kernelwright.sandbox.jail.process import ChildLate
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.logs import one_line
-from kernelwright.sandbox.machine import PROFILE, SANITIZE, cuda_tool_path, require_closer_look, tool_of
+from kernelwright.sandbox.machine import PROFILE, SANITIZE, require_closer_look, tool_of, tool_path
 from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.verdict.diagnoses import COUNTERS, base_name
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
@@ -356,7 +356,7 @@ def _profiled(subject: Subject) -> None:
         if counters or not lacking:
             break
         metrics = tuple(metric for metric in metrics if metric not in lacking)
-    cuobjdump = cuda_tool_path("cuobjdump")
+    cuobjdump = tool_path("cuobjdump")
     code = _machine_code(subject, cuobjdump, "--dump-sass") if cuobjdump else ()
     _note(subject.built, counters=counters, obstacle="" if counters else ncu_obstacle(said), code=code)
 

@@ -184,7 +184,7 @@ HOW_TO_GET = {
 }
 
 
-def cuda_tool_path(name: str) -> str | None:
+def tool_path(name: str) -> str | None:
     found = shutil.which(name)
     if found:
         return found
@@ -195,7 +195,7 @@ def cuda_tool_path(name: str) -> str | None:
 def tool_of(option: str, gpu: bool = True) -> str:
     """Find the tool of a command line option. Raises `MachineError` where it is missing."""
     name = CUDA_TOOLS[option] if gpu else DISASSEMBLER
-    path = cuda_tool_path(name)
+    path = tool_path(name)
     if path is None:
         raise MachineError(f"{option} needs {name}, which is not found; {HOW_TO_GET[name]}")
     return path

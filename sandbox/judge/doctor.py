@@ -37,12 +37,12 @@ from kernelwright.sandbox.machine import (
     PROFILE,
     SANITIZE,
     compiler,
-    cuda_tool_path,
     major_minor,
     package_remedy,
     package_version,
     processor_name,
     refused_by_torch,
+    tool_path,
 )
 from kernelwright.sandbox.storage import VARIABLE, cache_root, is_full, is_writable, limit_fault
 from kernelwright.sandbox.tensors import MemoryReadError, read_bytes
@@ -159,13 +159,13 @@ def _nodes() -> HealthCheck:
 
 
 def _profilers() -> Iterator[HealthCheck]:
-    program = cuda_tool_path(CUDA_TOOLS[PROFILE])
+    program = tool_path(CUDA_TOOLS[PROFILE])
     if program is None:
         yield _check("GPU: ncu", "", "not found", "only --profile needs it: install Nsight Compute")
     else:
         fault = gpu_tools.counter_obstacle(program)
         yield _check("GPU: ncu", f"{program}; reads the hardware's counters", fault, gpu_tools.COUNTER_REMEDY)
-    sanitizer = cuda_tool_path(CUDA_TOOLS[SANITIZE]) or ""
+    sanitizer = tool_path(CUDA_TOOLS[SANITIZE]) or ""
     remedy = "only --sanitize needs it: it comes with the CUDA toolkit"
     yield _check("GPU: compute-sanitizer", sanitizer, "" if sanitizer else "not found", remedy)
 
@@ -207,7 +207,7 @@ def _findings() -> Iterator[HealthCheck]:
     wanted, path = os.environ.get("CXX", "g++"), compiler() or ""
     remedy = "for cpp and cuda candidates: apt-get install g++, or set CXX"
     yield _check("C++ compiler", path, "" if path else f"{wanted} is not found", remedy)
-    objdump = cuda_tool_path(DISASSEMBLER) or ""
+    objdump = tool_path(DISASSEMBLER) or ""
     yield _check("objdump", objdump, "" if objdump else "not found", "only --profile needs it: install binutils")
     header = python_header()
     remedy = "for candidates that include torch/extension.h, and for triton: apt-get install python3-dev"

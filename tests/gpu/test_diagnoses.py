@@ -3,7 +3,7 @@
 import pytest
 
 from kernelwright.sandbox.gpu_tools import counter_obstacle
-from kernelwright.sandbox.machine import cuda_tool_path
+from kernelwright.sandbox.machine import tool_path
 from kernelwright.sandbox.verdict.diagnoses import diagnose
 from kernelwright.sandbox.verdict.verdicts import Candidate
 from kernelwright_child import driver
@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
     pytest.mark.skipif(driver.device_count() == 0, reason="the driver sees no CUDA device"),
-    pytest.mark.skipif(cuda_tool_path("ncu") is None, reason="Nsight Compute is not installed"),
+    pytest.mark.skipif(tool_path("ncu") is None, reason="Nsight Compute is not installed"),
 ]
 SCALE = problem("scale", "return inputs[0] * 2", "torch.randn(8192, 4096)")
 LONG_SCALE = problem("long_scale", "return inputs[0] * 2", "torch.randn(24576, 4096)")
@@ -157,7 +157,7 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def judges():
-    if obstacle := counter_obstacle(cuda_tool_path("ncu")):
+    if obstacle := counter_obstacle(tool_path("ncu")):
         pytest.skip(f"ncu reads no counters here: {obstacle}")
     with Judges(SETTINGS.model_copy(update={"profile": True})) as judges:
         yield judges

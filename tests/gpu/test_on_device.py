@@ -18,7 +18,7 @@ from kernelwright.sandbox.calls.gpu_buffers import SharedDeviceMemory, Shown, fe
 from kernelwright.sandbox.judge.doctor import gpu_findings
 from kernelwright.sandbox.judge.judging import judge
 from kernelwright.sandbox.locks import device_holder
-from kernelwright.sandbox.machine import cuda_tool_path
+from kernelwright.sandbox.machine import tool_path
 from kernelwright.sandbox.tensors import RawTensor
 from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Candidate, Failed, Passed
@@ -221,7 +221,7 @@ def test_gradients_are_judged_on_the_device(device):
     assert verdict.measurement.comparison != "faster"
 
 
-@pytest.mark.skipif(cuda_tool_path("compute-sanitizer") is None, reason="no compute-sanitizer is installed")
+@pytest.mark.skipif(tool_path("compute-sanitizer") is None, reason="no compute-sanitizer is installed")
 def test_a_write_beyond_the_output_passes_unseen_and_is_caught_by_memcheck(device):
     candidate = Candidate(source=faulty.OVERRUN)
     assert isinstance(judge(faulty.PROBLEM, candidate, SETTINGS), Passed)
@@ -233,7 +233,7 @@ def test_a_write_beyond_the_output_passes_unseen_and_is_caught_by_memcheck(devic
     assert "in kernel overrun" in first
 
 
-@pytest.mark.skipif(cuda_tool_path("compute-sanitizer") is None, reason="no compute-sanitizer is installed")
+@pytest.mark.skipif(tool_path("compute-sanitizer") is None, reason="no compute-sanitizer is installed")
 @pytest.mark.parametrize("name", ["triton_odd_sizes", "cuda_relu"])
 def test_memcheck_finds_nothing_in_an_honest_candidate(device, name):
     honest = HONEST[name]
@@ -242,7 +242,7 @@ def test_memcheck_finds_nothing_in_an_honest_candidate(device, name):
     assert verdict.evidence.look.memcheck.state == "clean"
 
 
-@pytest.mark.skipif(cuda_tool_path("ncu") is None, reason="no ncu is installed")
+@pytest.mark.skipif(tool_path("ncu") is None, reason="no ncu is installed")
 def test_counters_of_an_honest_candidate_are_read_or_their_lack_is_explained(device):
     verdict = judge(RELU, HONEST["triton_relu"].candidate, SETTINGS.model_copy(update={"profile": True}))
     look = verdict.evidence.look
