@@ -4,8 +4,8 @@ A pair is a problem and a correct kernel for it that leaves 1.3 times or more to
 the same improvement is asked for with no profile, with raw counters, and with diagnoses; nothing else differs. Parent
 and child are judged one after the other by the same reference processes.
 
-`python -m bench sections choose` fixes the pairs in `results/pairs.toml`, before any answer. `ask TREE OUT` judges the
-parents under ncu and writes a task for each pair and kind; an answer lies next to its task, `NAME.answer.md`.
+`python -m bench sections choose` fixes the pairs in `results/pairs.toml`, before any answer. `ask TREE OUT` profiles
+the parents under ncu and writes a task for each pair and kind; an answer lies next to its task, `NAME.answer.md`.
 `judge TREE OUT` judges what is answered; `tell OUT` draws the table. TREE is a checkout of KernelBench.
 """
 
@@ -34,7 +34,7 @@ from kernelwright.sandbox.verdict.diagnoses import MOST_ROWS, WHAT_LIMITS
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.report import timing_lines
 from kernelwright.sandbox.verdict.settings import JudgeSettings
-from kernelwright.sandbox.verdict.verdicts import Look, Passed
+from kernelwright.sandbox.verdict.verdicts import Look, Measurement, Passed
 
 Kind = Literal["no profile", "raw counters", "diagnoses"]
 KINDS: tuple[Kind, ...] = ("no profile", "raw counters", "diagnoses")
@@ -83,32 +83,36 @@ def pairs_of(folder: Path) -> list[Pair]:
     return [Pair(address, dtype, digest) for name, digest in table.items() for address, dtype in [name.split()]]
 
 
-def _sources(folder: Path) -> dict[str, str]:
-    records = records_in(folder)
-    return {answered.digest: answered.source for one in records for answered in one.attempts if answered.source}
+def _answers(folder: Path) -> dict[str, Answered]:
+    """Return every answer with the verdict that counts, by the digest of its source."""
+    again = judgings_in(folder)
+    records = [rejudged(one, again)[0] for one in records_in(folder)]
+    return {answered.digest: answered for one in records for answered in one.attempts if answered.source}
 
 
 def ask(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
-    """Judge each parent under ncu, and write its tasks. What is written already is left as it is."""
-    sources, settings = _sources(folder), SETTINGS.model_copy(update={"profile": True})
+    """Profile each parent under ncu, and write its tasks with its times on record. What is written already is left."""
+    known, settings = _answers(folder), SETTINGS.at("screen").model_copy(update={"profile": True})
     failed = []
     for pair in of_this_part(pairs_of(folder)):
         if not is_in_time() or all((out / f"{pair.name}.{_short(kind)}{TASK}").exists() for kind in KINDS):
             continue
-        problem = problem_at(tree, pair.address, pair.dtype)
+        problem, parent = problem_at(tree, pair.address, pair.dtype), known[pair.digest]
+        source, measured = str(parent.source), parent.attempt.measurement
         try:
             with Judge(problem, settings) as judge:
-                verdict = judge.judge(candidate_of(sources[pair.digest]))
+                verdict = judge.judge(candidate_of(source))
         except SandboxError as error:
             failed.append(f"  {pair.name}: {error}")
             continue
         look = verdict.evidence.look or Look()
-        if not isinstance(verdict, Passed) or not look.counters:
+        if measured is None or not isinstance(verdict, Passed) or not look.counters:
             failed.append(f"  {pair.name}: {verdict.outcome}, no counters {look.obstacle}")
             continue
         out.mkdir(parents=True, exist_ok=True)
-        for kind, text in tasks(problem, sources[pair.digest], verdict).items():
+        for kind, text in tasks(problem, source, measured, look).items():
             write_atomically(out / f"{pair.name}.{_short(kind)}{TASK}", text)
+        print(f"  {pair.name}", flush=True)
     written = len(list(out.glob(f"*{TASK}")))
     return Report("\n".join([*failed, f"  {written} tasks in {out}"]), not failed)
 
@@ -117,9 +121,8 @@ def _short(kind: Kind) -> str:
     return kind.replace(" ", "-")
 
 
-def tasks(problem: Problem, source: str, verdict: Passed) -> dict[Kind, str]:
+def tasks(problem: Problem, source: str, measured: Measurement, look: Look) -> dict[Kind, str]:
     """Return the prompt of an improvement of this kernel with each kind of evidence."""
-    measured, look = verdict.measurement, verdict.evidence.look or Look()
     room = room_of(measured, SPARED)
     bare = timing_lines(measured, None).partition(WHAT_LIMITS)[0].rstrip()
     said: dict[Kind, str] = {
@@ -161,7 +164,7 @@ def raw_lines(look: Look, most: int = 4) -> Iterator[str]:
 
 def judge(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
     """Judge each answer beside its parent; a row each in `pairs.jsonl`. What is judged already is left."""
-    rows, sources = Kept("pairs.jsonl"), _sources(folder)
+    rows, parents = Kept("pairs.jsonl"), _answers(folder)
     known = {(row["pair"], row["kind"]) for row in rows.rows()} if rows.path.exists() else set()
     for pair in of_this_part(pairs_of(folder)):
         answers = {kind: out / f"{pair.name}.{_short(kind)}{ANSWER}" for kind in KINDS}
@@ -171,7 +174,7 @@ def judge(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
         problem = problem_at(tree, pair.address, pair.dtype)
         try:
             with Judge(problem, SETTINGS) as one:
-                parent = one.judge(candidate_of(sources[pair.digest]))
+                parent = one.judge(candidate_of(str(parents[pair.digest].source)))
                 for kind in new:
                     found = extract(answers[kind].read_text(encoding="utf-8"))
                     source = found.source if isinstance(found, Extraction) else None

@@ -20,9 +20,8 @@ def rendered():
     values = {COUNTERS["memory"]: 20.0, COUNTERS["waves"]: 0.2, COUNTERS["time_ns"]: 5e5}
     counters = (KernelFacts(kernel="tile", metrics={"device memory": "20 %"}, values=values),)
     look = Look(kernels=(KernelTime(name="tile", launches=1, ms=0.5),), counters=counters)
-    verdict = doubted(2.0, "confirmed")
-    verdict = verdict.model_copy(update={"evidence": verdict.evidence.model_copy(update={"look": look})})
-    return tasks(load_problem("rms_norm"), "import torch\n\n\nclass ModelNew(torch.nn.Module): ...\n", verdict)
+    measured = doubted(2.0, "confirmed").measurement
+    return tasks(load_problem("rms_norm"), "import torch\n\n\nclass ModelNew(torch.nn.Module): ...\n", measured, look)
 
 
 def test_the_prompts_of_a_pair_differ_in_nothing_but_the_evidence(rendered):
