@@ -33,7 +33,7 @@ from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.diagnoses import MOST_ROWS, WHAT_LIMITS
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.report import timing_lines
-from kernelwright.sandbox.verdict.settings import JudgeSettings
+from kernelwright.sandbox.verdict.settings import SCREEN, JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Look, Measurement, Passed
 
 Kind = Literal["no profile", "raw counters", "diagnoses"]
@@ -43,6 +43,8 @@ FILE = "pairs.toml"
 ROOM = 1.3
 COMMANDS = ("choose", "ask", "judge", "tell")
 SETTINGS = JudgeSettings(device="cuda", effort="search")
+PROFILING = SETTINGS.model_copy(update=SCREEN | {"profile": True})
+"""One worker and no compiled baseline; the effort `screen` itself looks no closer."""
 
 
 class Pair(NamedTuple):
@@ -92,7 +94,7 @@ def _answers(folder: Path) -> dict[str, Answered]:
 
 def ask(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
     """Profile each parent under ncu, and write its tasks with its times on record. What is written already is left."""
-    known, settings = _answers(folder), SETTINGS.at("screen").model_copy(update={"profile": True})
+    known = _answers(folder)
     failed = []
     for pair in of_this_part(pairs_of(folder)):
         if not is_in_time() or all((out / f"{pair.name}.{_short(kind)}{TASK}").exists() for kind in KINDS):
@@ -100,7 +102,7 @@ def ask(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
         problem, parent = problem_at(tree, pair.address, pair.dtype), known[pair.digest]
         source, measured = str(parent.source), parent.attempt.measurement
         try:
-            with Judge(problem, settings) as judge:
+            with Judge(problem, PROFILING) as judge:
                 verdict = judge.judge(candidate_of(source))
         except SandboxError as error:
             failed.append(f"  {pair.name}: {error}")

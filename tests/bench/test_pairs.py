@@ -8,8 +8,9 @@ import statistics
 import pytest
 
 from bench.measuring import interval_by_problem
-from bench.pairs import FILE, KINDS, Pair, gain, pairs_of, tasks, tell, verdict_of
+from bench.pairs import FILE, KINDS, PROFILING, Pair, gain, pairs_of, tasks, tell, verdict_of
 from kernelwright.problems import load_problem
+from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.diagnoses import COUNTERS
 from kernelwright.sandbox.verdict.verdicts import KernelFacts, KernelTime, Look
 from tests.support.runs import doubted
@@ -33,6 +34,12 @@ def test_the_prompts_of_a_pair_differ_in_nothing_but_the_evidence(rendered):
     assert not any("device memory: 20" in line for line in added["own"]) and any(
         "blocks" in line for line in added["own"]
     )
+
+
+def test_a_parent_is_profiled():
+    settings = PROFILING.model_copy(update={"device": "cpu", "min_pairs": 1, "max_pairs": 1})
+    with Judge(load_problem("rms_norm"), settings) as judge:
+        assert judge.settings.profile and judge.settings.worker_pairs == 1
 
 
 def test_failures_and_losses_count_as_no_gain():
