@@ -21,7 +21,7 @@ from bench.measuring import Kept, Report, interval_by_problem, is_in_time, of_th
 from bench.results.again import problem_at
 from bench.results.records import Answered, judgings_in, records_in, rejudged
 from kernelwright import prompts
-from kernelwright.agent.briefs import SPARED, sheet_for, times_and_roofline, versions_here
+from kernelwright.agent.briefs import SPARED, sheet_for, times_and_roofline
 from kernelwright.agent.providers.files import ANSWER, TASK
 from kernelwright.agent.replies import Extraction, extract
 from kernelwright.agent.steering import room_of
@@ -35,6 +35,7 @@ from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.report import timing_lines
 from kernelwright.sandbox.verdict.settings import SCREEN, JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import Look, Measurement, Passed
+from kernelwright_child import driver
 
 Kind = Literal["no profile", "raw counters", "diagnoses"]
 KINDS: tuple[Kind, ...] = ("no profile", "raw counters", "diagnoses")
@@ -93,14 +94,20 @@ def _answers(folder: Path) -> dict[str, Answered]:
 
 
 def ask(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
-    """Profile each parent under ncu, and write its tasks with its times on record. What is written already is left."""
-    known = _answers(folder)
-    failed = []
+    """Write the tasks of each pair, with the parent's times on record. What is written already is left.
+
+    Those without a profile need no device. For the others a parent is judged under ncu.
+    """
+    known, failed = _answers(folder), []
+    out.mkdir(parents=True, exist_ok=True)
     for pair in of_this_part(pairs_of(folder)):
-        if not is_in_time() or all((out / f"{pair.name}.{_short(kind)}{TASK}").exists() for kind in KINDS):
-            continue
         problem, parent = problem_at(tree, pair.address, pair.dtype), known[pair.digest]
         source, measured = str(parent.source), parent.attempt.measurement
+        places = {kind: out / f"{pair.name}.{_short(kind)}{TASK}" for kind in KINDS}
+        assert measured is not None
+        write_atomically(places["no profile"], tasks(problem, source, measured, Look())["no profile"])
+        if driver.device_count() == 0 or not is_in_time() or all(place.exists() for place in places.values()):
+            continue
         try:
             with Judge(problem, PROFILING) as judge:
                 verdict = judge.judge(candidate_of(source))
@@ -108,15 +115,14 @@ def ask(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
             failed.append(f"  {pair.name}: {error}")
             continue
         look = verdict.evidence.look or Look()
-        if measured is None or not isinstance(verdict, Passed) or not look.counters:
+        if not isinstance(verdict, Passed) or not look.counters:
             failed.append(f"  {pair.name}: {verdict.outcome}, no counters {look.obstacle}")
             continue
-        out.mkdir(parents=True, exist_ok=True)
         for kind, text in tasks(problem, source, measured, look).items():
-            write_atomically(out / f"{pair.name}.{_short(kind)}{TASK}", text)
+            write_atomically(places[kind], text)
         print(f"  {pair.name}", flush=True)
-    written = len(list(out.glob(f"*{TASK}")))
-    return Report("\n".join([*failed, f"  {written} tasks in {out}"]), not failed)
+    written, all_ = len(list(out.glob(f"*{TASK}"))), len(KINDS) * len(pairs_of(folder))
+    return Report("\n".join([*failed, f"  {written} of {all_} tasks in {out}"]), not failed)
 
 
 def _short(kind: Kind) -> str:
@@ -125,7 +131,8 @@ def _short(kind: Kind) -> str:
 
 def tasks(problem: Problem, source: str, measured: Measurement, look: Look) -> dict[Kind, str]:
     """Return the prompt of an improvement of this kernel with each kind of evidence."""
-    room = room_of(measured, SPARED)
+    room, on_device = room_of(measured, SPARED), measured.on_device
+    sheet = sheet_for("cuda", on_device.device if on_device else None)
     bare = timing_lines(measured, None).partition(WHAT_LIMITS)[0].rstrip()
     said: dict[Kind, str] = {
         "no profile": bare,
@@ -139,7 +146,7 @@ def tasks(problem: Problem, source: str, measured: Measurement, look: Look) -> d
             evidence=evidence,
         )  # fmt: skip
         brief = prompts.Brief(
-            problem=problem, target="cuda", role="improve", device=sheet_for("cuda"), versions=versions_here(),
+            problem=problem, target="cuda", role="improve", device=sheet,
             baselines=times_and_roofline(measured), parent=parent, room=room,
         )  # fmt: skip
         rendered[kind] = prompts.render(brief)

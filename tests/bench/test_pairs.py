@@ -15,14 +15,20 @@ from kernelwright.sandbox.verdict.diagnoses import COUNTERS
 from kernelwright.sandbox.verdict.verdicts import KernelFacts, KernelTime, Look
 from tests.support.runs import doubted
 
+MEASURED = doubted(2.0, "confirmed").measurement
+MEASURED = MEASURED.model_copy(update={"on_device": MEASURED.on_device.model_copy(update={"device": "NVIDIA H200"})})
+
+
+def rendered_with(look):
+    return tasks(load_problem("rms_norm"), "import torch\n\n\nclass ModelNew(torch.nn.Module): ...\n", MEASURED, look)
+
 
 @pytest.fixture(scope="module")
 def rendered():
     values = {COUNTERS["memory"]: 20.0, COUNTERS["waves"]: 0.2, COUNTERS["time_ns"]: 5e5}
     counters = (KernelFacts(kernel="tile", metrics={"device memory": "20 %"}, values=values),)
     look = Look(kernels=(KernelTime(name="tile", launches=1, ms=0.5),), counters=counters)
-    measured = doubted(2.0, "confirmed").measurement
-    return tasks(load_problem("rms_norm"), "import torch\n\n\nclass ModelNew(torch.nn.Module): ...\n", measured, look)
+    return rendered_with(look)
 
 
 def test_the_prompts_of_a_pair_differ_in_nothing_but_the_evidence(rendered):
@@ -34,6 +40,10 @@ def test_the_prompts_of_a_pair_differ_in_nothing_but_the_evidence(rendered):
     assert not any("device memory: 20" in line for line in added["own"]) and any(
         "blocks" in line for line in added["own"]
     )
+
+
+def test_a_prompt_without_a_profile_needs_none(rendered):
+    assert rendered_with(Look())["no profile"] == rendered["no profile"]
 
 
 def test_a_parent_is_profiled():
