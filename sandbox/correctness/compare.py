@@ -302,13 +302,19 @@ class _Case(NamedTuple):
     want: torch.Tensor
     checks: Checks
 
-    def refused(self, said: str, bound: float) -> Wrong:
-        """The reason with the place of the largest error and the pattern of errors above `bound`."""
+    def refused(self, said: str, bound: float, only: int | None = None) -> Wrong:
+        """The reason with the place of the largest error and the pattern of errors above `bound`.
+
+        `only`: within this index of axis 0.
+        """
         if not self.checks.pattern:
             return Wrong(f"{self.label} is wrong: {said}", "", by_distance=True)
-        index = worst(self.counted, self.want)
+        first = () if only is None else (slice(only, only + 1),)
+        index = worst(self.counted[first], self.want[first])
+        around = _around(index, self.want[first].shape)
+        if only is not None:
+            index, around = (only, *index[1:]), (*first, *around[1:])
         place = f"at {list(index)}: got {float(self.got[index]):.7g}, want {float(self.want[index]):.7g}"
-        around = _around(index, self.want.shape)
         got, want = self.got[around].double(), self.want[around].double()
         if not math.isfinite(float(got.sum() + want.sum())):
             got, _, want = finite(got, self.near[around].double(), want, self.checks.undefined)
@@ -355,9 +361,7 @@ def _slice_too_far(case: _Case, errors: torch.Tensor, bounds: torch.Tensor) -> W
         f"{len(over)} of {len(errors)} indices of axis 0 are off for their own magnitude; at index {index} the norm of "
         f"the error is {float(errors[index]):.3g}, the bound {limit:.3g}"
     )
-    got, counted, near, want = (tensor[index] for tensor in (case.got, case.counted, case.near, case.want))
-    part = _Case(case.label, got, counted, near, want, case.checks)
-    return part.refused(said, limit / math.sqrt(part.want.numel()))
+    return case.refused(said, limit / math.sqrt(case.want[index].numel()), only=index)
 
 
 def _exact_values(label: str, got: torch.Tensor, true: torch.Tensor, near: torch.Tensor) -> Wrong | None:

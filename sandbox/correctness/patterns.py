@@ -7,6 +7,7 @@ import torch
 SHOWN = 5
 MANY = 0.02
 """A share of all elements that chance does not explain."""
+LOST_PRECISION, SMALL, MOST_RANKED = "lost precision or a small term, not misplaced elements", 0.01, 2**20
 CLOSE = 0.02
 """A relation holds when what is left over is below this share of the error that it explains."""
 
@@ -17,7 +18,8 @@ def describe_pattern(got: torch.Tensor, want: torch.Tensor, bound: float) -> str
     count = int(wrong.sum())
     share = f"{count} of {wrong.numel()} elements are off ({100 * count / wrong.numel():.3g} %)"
     pattern = _whole(got, want, bound) or (2 * count > wrong.numel() and _by_slices(got, want, bound)) or where(wrong)
-    lines = ["; ".join(text for text in (pattern, _content(got, want, wrong), _filled(got, want)) if text) or share]
+    found = pattern, _content(got, want, wrong), _filled(got, want), _small(got, want, wrong)
+    lines = ["; ".join(text for text in found if text) or share]
     if lines[0] != share:
         lines.append(share)
     for index in torch.nonzero(wrong)[:SHOWN].tolist():
@@ -99,6 +101,13 @@ def _content(got: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor) -> str:
         if not (wrong & ~test).any() and not (test & ~wrong).any():
             return f"wrong exactly where the right value is {name}"
     return ""
+
+
+def _small(got: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor) -> str:
+    """Errors far below the values themselves: an element in a wrong place would be off by about its own size."""
+    shares = ((got - want).abs() / want.abs())[wrong]
+    share = float(shares[:: 1 + len(shares) // MOST_RANKED].median()) if len(shares) else 1.0
+    return f"{LOST_PRECISION}: half of them are off by at most {share:.2g} of their value" if share < SMALL else ""
 
 
 def _filled(got: torch.Tensor, want: torch.Tensor) -> str:

@@ -13,6 +13,7 @@ from kernelwright.prompts import (
     render,
     shortened,
 )
+from kernelwright.sandbox.correctness.patterns import LOST_PRECISION
 from tests.support.briefs import BASELINES, CPU, FAILED, HISTORY, PASSED, PROBLEM, brief
 
 ROLES = ("propose", "repair", "improve")
@@ -171,6 +172,13 @@ def test_a_prompt_to_go_on_begins_with_the_one_before():
     longer = continued(prompt, "first line\nlast line")
     assert longer.text.startswith(prompt.text.rstrip("\n"))
     assert "last line" in longer.sections[-1].text
+
+
+def test_a_repair_of_lost_precision_does_not_send_to_index_arithmetic():
+    for evidence, is_small in ((f"wrong; {LOST_PRECISION}: no error is above 1e-05", True), ("wrong", False)):
+        said = render(for_words("repair", FAILED.model_copy(update={"evidence": evidence}))).text
+        assert ("pieces of split operands, approximate functions" in said) is is_small
+        assert ("look at index arithmetic" in said) is not is_small
 
 
 def test_a_repair_of_a_crash_names_its_usual_causes():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kernelwright.problems import Problem, Tolerance
 from kernelwright.sandbox.correctness.compare import Checks, is_right_anyhow, mismatch, tolerance_of
 from kernelwright.sandbox.correctness.distance import measure
+from kernelwright.sandbox.correctness.patterns import LOST_PRECISION
 from kernelwright.sandbox.tensors import RawTensor, Values, is_sound
 from kernelwright.sandbox.verdict.errors import BrokenProblem
 from tests.support.tensors import packed
@@ -193,6 +194,24 @@ def test_small_rows_beside_large_ones_count():
     got = (ROUNDED * size).clone()
     got[:4] = 0
     assert "4 of 96 indices of axis 0" in verdict_on(got, want, ROUNDED * size).reason
+
+
+def test_the_place_and_the_pattern_within_a_slice_are_those_of_the_whole_result():
+    size = torch.logspace(-3, 3, 8)[:, None, None]
+    want = torch.randn(8, 6, 16).double() * size
+    near = want.float().double()
+    got = near.clone()
+    got[2, 4] += 1e-3 * size[2, 0]
+    found = verdict_on(got, want, near)
+    assert "at [2, 4, " in found.reason and "wrong only at index 4 (of 6) of axis 1" in found.reason
+    assert "of the part from [2, 0, 0] on" in found.details
+
+
+@pytest.mark.parametrize(("error", "is_small"), [(1e-4, True), (1.0, False)])
+def test_errors_far_below_the_values_are_told_from_elements_in_a_wrong_place(error, is_small):
+    want = torch.randn(64, 32).double()
+    got = want + error * torch.randn(64, 32)
+    assert (LOST_PRECISION in verdict_on(got, want, want.float().double()).reason) is is_small
 
 
 def test_a_slice_in_which_the_reference_had_luck_may_be_off_as_others_are():
