@@ -30,14 +30,14 @@ Each question was a conversation of its own, without tools. The answering side s
 CUDA is built, an example for another problem, reference, form of the reply, hardware and limits, advice by pattern,
 snippets, and the step asked for. It saw no judge, no device, and of other answers only the one to repair or improve.
 A [full prompt](results-prompt.txt), for a problem of our own catalog, shows all sections. Temperature and length were
-the model's own defaults.
+the model's own defaults. {remark}
 
 A speedup is the median ratio of times against the fastest baseline at equal accuracy (strict eager, eager at default
 precision, `torch.compile`); "of any baseline" counts less accurate ones too. A failure stays in every denominator. What
 is faster than any algorithm could be, or was refused by a later judge, is a failure: [metrics](judge.md#metrics). Weak
 problems, whose result hardly depends on the input, are shown and not ranked.
 
-`make results` draws this page and its pictures from the folder `results`; only the sentences on factors above 10 are
+`make results` draws this page and its pictures from the folder `results`; only `notes.toml` is
 typed. The table counts ranked problems:
 
 - "judged faster": the share of all problems whose kernel the judge calls `faster`, and of those not at the wall;
@@ -173,7 +173,7 @@ def write_page(folder: Path, docs: Path) -> list[Path]:
 
 
 def read_notes(folder: Path) -> dict[str, dict[str, str]]:
-    """Read the sources of large factors by dtype and address, written by hand; empty without the file."""
+    """Read what is written by hand: a remark on the questions, sources of large factors by dtype and address."""
     path = folder / NOTES
     if not path.exists():
         return {}
@@ -186,7 +186,11 @@ def read_notes(folder: Path) -> dict[str, dict[str, str]]:
 def page(index: Index, selection: Selection, found: Sequence[DtypeBoard], folder: Path) -> str:
     """Return the text of the page; `folder` has what is beside the index: sentences, and outcomes of tools."""
     notes, found_by, wall = read_notes(folder), read_hazards(folder), selection.at_the_wall
-    parts = [_head(selection, found), *_missing(index, selection), _rounds(index)]
+    parts = [
+        _head(selection, found, notes.get("questions", {}).get("remark", "")),
+        *_missing(index, selection),
+        _rounds(index),
+    ]
     parts.append(markdown_table(SHORT, [(one.dtype, *_short(one, one.ranked, wall)) for one in found]))
     parts += [fill(LIKE_OURS.format(without=_without_ours(found)), 120), SECTIONS["levels"]]
     parts.append(markdown_table(("dtype", "level", *SHORT[1:]), [row for one in found for row in _by_level(one, wall)]))
@@ -224,12 +228,13 @@ ABOVE = 10.0
 """Speedups above this have a sentence each in `results/notes.toml`."""
 
 
-def _head(selection: Selection, found: Sequence[DtypeBoard]) -> str:
+def _head(selection: Selection, found: Sequence[DtypeBoard], remark: str) -> str:
     """Title and first paragraphs, with what differs from run to run put in."""
     said = HEAD.format(
         rule=f"{selection.rule} ({len(selection.problems)} problems, commit {selection.commit})",
         model=", ".join(dict.fromkeys(one.row.model for one in found)),
         device=", ".join(dict.fromkeys(kept.device for one in found for kept in one.kept)),
+        remark=remark,
     )
     return "\n\n".join(part if part.startswith("- ") else fill(part, 120) for part in said.split("\n\n"))
 
