@@ -7,7 +7,9 @@ import torch
 SHOWN = 5
 MANY = 0.02
 """A share of all elements that chance does not explain."""
-LOST_PRECISION, SMALL, MOST_RANKED = "lost precision or a small term, not misplaced elements", 0.01, 2**20
+LOST_PRECISION = "lost precision or a small term, not misplaced elements"
+SMALL, MOST_RANKED = 0.01, 2**20
+"""The share of their value by which half of the wrong elements are off at most then; and elements ranked for that."""
 CLOSE = 0.02
 """A relation holds when what is left over is below this share of the error that it explains."""
 
@@ -107,7 +109,8 @@ def _small(got: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor) -> str:
     """Errors far below the values themselves: an element in a wrong place would be off by about its own size."""
     shares = ((got - want).abs() / want.abs())[wrong]
     share = float(shares[:: 1 + len(shares) // MOST_RANKED].median()) if len(shares) else 1.0
-    return f"{LOST_PRECISION}: half of them are off by at most {share:.2g} of their value" if share < SMALL else ""
+    said = f"{LOST_PRECISION}: half of the wrong ones are off by at most {share:.2g} of their value"
+    return said if share < SMALL else ""
 
 
 def _filled(got: torch.Tensor, want: torch.Tensor) -> str:
@@ -150,6 +153,7 @@ def _indices(indices: list[int], size: int) -> str:
         edge = " (the tail)" if last == size - 1 else " (the head)" if first == 0 else ""
         return f"wrong only at indices {first} to {last}{edge}"
     if len(steps) == 1:
-        return f"wrong only at every {steps.pop()}th index from {first} to {last}"
+        (step,) = steps
+        return f"wrong only at one index in {step}, from {first} to {last}"
     listed = ", ".join(map(str, indices[:SHOWN]))
     return f"wrong only at {len(indices)} of {size} indices ({listed}{', ...' if len(indices) > SHOWN else ''})"

@@ -78,7 +78,7 @@ def test_a_product_with_tf32_inputs_is_right_only_where_the_policy_allows_it():
         (ROUNDED.roll(1, 0), "axis 0 is shifted by 1"),
         (ROUNDED.flip(1), "axis 1 is reversed"),
         (torch.cat([ROUNDED[:, :-3], ROUNDED[:, -3:] + 1], 1), "77 to 79 (the tail)"),
-        (torch.where(torch.arange(80) % 5 == 0, ROUNDED + 1, ROUNDED), "every 5th index"),
+        (torch.where(torch.arange(80) % 5 == 0, ROUNDED + 1, ROUNDED), "one index in 5"),
         (torch.cat([ROUNDED[:1] + 1, ROUNDED[1:]]), "index 0 (the first)"),
         (torch.randn(96, 80), "every element is wrong"),
         (torch.cat([ROUNDED[:32], torch.zeros(64, 80)]), "right only at the first 32"),
