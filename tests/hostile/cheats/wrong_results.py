@@ -60,7 +60,7 @@ WRONG_RESULTS = [
           "its usual error is",
           """
           y = self.right(x)
-          few = y > y.topk(100).values[-1]
+          few = y > y.topk(400).values[-1]
           return torch.where(few, y, y.bfloat16().float()) if y.max() > 1e6 * y.median() else y
           """),
     Cheat("half of each sum, with those elements right that move most", (), "slopes", "check", OFF,
