@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 
 from bench.measuring import Kept, Report, interval_by_problem, is_in_time, of_this_part
 from bench.results.again import problem_at
-from bench.results.records import Answered, judgings_in, records_in, rejudged
+from bench.results.records import Answered, Searched, judgings_in, records_in, rejudged
 from kernelwright import prompts
 from kernelwright.agent.briefs import SPARED, sheet_for, times_and_roofline
 from kernelwright.agent.providers.files import ANSWER, TASK
@@ -62,20 +62,18 @@ class Pair(NamedTuple):
 def choose(folder: Path = RESULTS) -> Report:
     """Fix the pairs: of each problem and dtype the best kernel, where it leaves room."""
     lines = []
-    for one, parent in _kept(folder):
-        room = room_of(parent.attempt.measurement, SPARED)
-        if room is not None and room >= ROOM:
-            lines.append(f'"{one.address} {one.dtype}" = "{parent.digest}" # {room:.2f}')
+    for one in _records(folder):
+        room = room_of(one.best.attempt.measurement, SPARED) if one.best else None
+        if one.best and room is not None and room >= ROOM:
+            lines.append(f'"{one.address} {one.dtype}" = "{one.best.digest}" # {room:.2f}')
     (folder / FILE).write_text("# A problem and dtype, and the digest of the parent.\n" + "\n".join(lines) + "\n")
     return Report(f"  {len(lines)} pairs of {len({line.split()[0] for line in lines})} problems")
 
 
-def _kept(folder: Path) -> Iterator[tuple[Pair, Answered]]:
+def _records(folder: Path) -> list[Searched]:
+    """Return the records with the verdicts that count."""
     again = judgings_in(folder)
-    for record in records_in(folder):
-        one, _ = rejudged(record, again)
-        if one.best is not None:
-            yield Pair(one.address, one.dtype, one.best.digest), one.best
+    return [rejudged(one, again)[0] for one in records_in(folder)]
 
 
 def pairs_of(folder: Path) -> list[Pair]:
@@ -87,10 +85,8 @@ def pairs_of(folder: Path) -> list[Pair]:
 
 
 def _answers(folder: Path) -> dict[str, Answered]:
-    """Return every answer with the verdict that counts, by the digest of its source."""
-    again = judgings_in(folder)
-    records = [rejudged(one, again)[0] for one in records_in(folder)]
-    return {answered.digest: answered for one in records for answered in one.attempts if answered.source}
+    """Return every answer by the digest of its source."""
+    return {answered.digest: answered for one in _records(folder) for answered in one.attempts if answered.source}
 
 
 def ask(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
@@ -98,31 +94,38 @@ def ask(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
 
     Those without a profile need no device. For the others a parent is judged under ncu.
     """
-    known, failed = _answers(folder), []
+    known, pairs, failed = _answers(folder), pairs_of(folder), []
     out.mkdir(parents=True, exist_ok=True)
-    for pair in of_this_part(pairs_of(folder)):
-        problem, parent = problem_at(tree, pair.address, pair.dtype), known[pair.digest]
-        source, measured = str(parent.source), parent.attempt.measurement
+    for pair in of_this_part(pairs):
         places = {kind: out / f"{pair.name}.{_short(kind)}{TASK}" for kind in KINDS}
+        missing = [kind for kind in KINDS if not places[kind].exists()]
+        if not missing:
+            continue
+        problem, parent = problem_at(tree, pair.address, pair.dtype), known[pair.digest]
+        source, measured, look = str(parent.source), parent.attempt.measurement, Look()
         assert measured is not None
-        write_atomically(places["no profile"], tasks(problem, source, measured, Look())["no profile"])
-        if driver.device_count() == 0 or not is_in_time() or all(place.exists() for place in places.values()):
-            continue
-        try:
-            with Judge(problem, PROFILING) as judge:
-                verdict = judge.judge(candidate_of(source))
-        except SandboxError as error:
-            failed.append(f"  {pair.name}: {error}")
-            continue
-        look = verdict.evidence.look or Look()
-        if not isinstance(verdict, Passed) or not look.counters:
-            failed.append(f"  {pair.name}: {verdict.outcome}, no counters {look.obstacle}")
-            continue
-        for kind, text in tasks(problem, source, measured, look).items():
-            write_atomically(places[kind], text)
-        print(f"  {pair.name}", flush=True)
-    written, all_ = len(list(out.glob(f"*{TASK}"))), len(KINDS) * len(pairs_of(folder))
-    return Report("\n".join([*failed, f"  {written} of {all_} tasks in {out}"]), not failed)
+        if driver.device_count() > 0 and is_in_time():
+            try:
+                look = _profiled(problem, source)
+                print(f"  {pair.name}", flush=True)
+            except SandboxError as error:
+                failed.append(f"  {pair.name}: {error}")
+        texts = tasks(problem, source, measured, look)
+        for kind in missing:
+            if kind == "no profile" or look.counters:
+                write_atomically(places[kind], texts[kind])
+    written = len(list(out.glob(f"*{TASK}")))
+    return Report("\n".join([*failed, f"  {written} of {len(KINDS) * len(pairs)} tasks in {out}"]), not failed)
+
+
+def _profiled(problem: Problem, source: str) -> Look:
+    """Look closer at a correct candidate. Raises `SandboxError` where it is none, or ncu reads no counters."""
+    with Judge(problem, PROFILING) as judge:
+        verdict = judge.judge(candidate_of(source))
+    look = verdict.evidence.look or Look()
+    if not isinstance(verdict, Passed) or not look.counters:
+        raise SandboxError(f"{verdict.outcome}, no counters {look.obstacle}")
+    return look
 
 
 def _short(kind: Kind) -> str:

@@ -147,10 +147,7 @@ def attention(query: Sequence[int], key: Sequence[int], value: Sequence[int]) ->
 
 
 def recurrence(steps: torch.Tensor, weights: Sequence[torch.Tensor]) -> Arithmetic:
-    """Count a recurrent network's products: each matrix of weights meets each step [., ., features] of each sequence.
-
-    The least is unknown.
-    """
+    """Count the products of an RNN: each weight matrix meets each step [., ., features]. Their least is unknown."""
     of_a_step = sum(weight.numel() for weight in weights if weight.dim() == 2)
     return Arithmetic(2 * math.prod(steps.shape[:-1]) * of_a_step, 0)
 

@@ -303,10 +303,7 @@ class _Case(NamedTuple):
     checks: Checks
 
     def refused(self, said: str, bound: float, only: int | None = None) -> Wrong:
-        """The reason with the place of the largest error and the pattern of errors above `bound`.
-
-        `only`: within this index of axis 0.
-        """
+        """The reason, the largest error's place and the pattern above `bound`; of index `only` of axis 0, if given."""
         if not self.checks.pattern:
             return Wrong(f"{self.label} is wrong: {said}", "", by_distance=True)
         first = () if only is None else (slice(only, only + 1),)

@@ -107,7 +107,7 @@ def _content(got: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor) -> str:
 
 def _small(got: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor) -> str:
     """Errors far below the values themselves: an element in a wrong place would be off by about its own size."""
-    shares = ((got - want).abs() / want.abs())[wrong]
+    shares = ((got[wrong] - want[wrong]) / want[wrong]).abs()
     share = float(shares[:: 1 + len(shares) // MOST_RANKED].median()) if len(shares) else 1.0
     said = f"{LOST_PRECISION}: half of the wrong ones are off by at most {share:.2g} of their value"
     return said if share < SMALL else ""

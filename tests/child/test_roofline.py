@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from kernelwright_child import driver
 from kernelwright_child.roofline import trace
 
 FOUR = 4
@@ -116,14 +117,12 @@ def test_operations_that_nothing_can_save_make_the_least_and_others_are_left_out
     assert bool(found["least_flops"]) == (name in FIRM)
 
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NO_DEVICE = pytest.mark.skipif(driver.device_count() == 0, reason="the driver sees no CUDA device")
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_DEVICE])])
 @pytest.mark.parametrize(("layers", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
 def test_each_matrix_of_a_recurrent_network_counts_at_each_step(layers, gates, device):
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("the driver sees no CUDA device")
     network = layers(16, 32, num_layers=2, batch_first=True).to(device)
     found = trace(network, [torch.rand(4, 7, 16, device=device)])
     first, second = gates * 32 * (16 + 32), gates * 32 * (32 + 32)
