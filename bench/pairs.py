@@ -13,7 +13,9 @@ import json
 import math
 import statistics
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -34,7 +36,7 @@ from kernelwright.sandbox.verdict.diagnoses import MOST_ROWS, WHAT_LIMITS
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.report import timing_lines
 from kernelwright.sandbox.verdict.settings import SCREEN, JudgeSettings
-from kernelwright.sandbox.verdict.verdicts import Look, Measurement, Passed
+from kernelwright.sandbox.verdict.verdicts import Look, Measurement, Passed, Verdict
 from kernelwright_child import driver
 
 Kind = Literal["no profile", "raw counters", "diagnoses"]
@@ -46,6 +48,8 @@ COMMANDS = ("choose", "ask", "judge", "tell")
 SETTINGS = JudgeSettings(device="cuda", effort="search")
 PROFILING = SETTINGS.model_copy(update=SCREEN | {"profile": True})
 """One worker and no compiled baseline; the effort `screen` itself looks no closer."""
+SIDE_BY_SIDE = JudgeSettings(device="cuda", effort="rank", worker_pairs=3, baselines=())
+"""Only the ratio of child to parent counts, so one baseline serves both."""
 
 
 class Pair(NamedTuple):
@@ -183,22 +187,40 @@ def judge(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
         new = [kind for kind, path in answers.items() if path.exists() and (pair.name, kind) not in known]
         if not new or not is_in_time():
             continue
-        problem = problem_at(tree, pair.address, pair.dtype)
+        found = {kind: extract(answers[kind].read_text(encoding="utf-8")) for kind in new}
+        sources = {kind: one.source for kind, one in found.items() if isinstance(one, Extraction)}
+        sources["parent"] = str(parents[pair.digest].source)
         try:
-            with Judge(problem, SETTINGS) as one:
-                parent = one.judge(candidate_of(str(parents[pair.digest].source)))
-                for kind in new:
-                    found = extract(answers[kind].read_text(encoding="utf-8"))
-                    source = found.source if isinstance(found, Extraction) else None
-                    child = one.judge(candidate_of(source)) if source else None
-                    ratio = _speedup(child) / _speedup(parent) if _speedup(child) and _speedup(parent) else None
-                    outcome = "no candidate" if child is None else child.outcome
-                    row = {"pair": pair.name, "problem": pair.address, "kind": kind, "ratio": ratio, "outcome": outcome}
-                    rows.add(row | {"source": source})
-                    print(json.dumps(row), flush=True)
+            verdicts = side_by_side(problem_at(tree, pair.address, pair.dtype), sources)
+            for kind in new:
+                child = verdicts.get(kind)
+                ratio = _speedup(child) / _speedup(verdicts["parent"]) if _speedup(child) else None
+                outcome = "no candidate" if child is None else child.outcome
+                row = {"pair": pair.name, "problem": pair.address, "kind": kind, "ratio": ratio, "outcome": outcome}
+                rows.add(row | {"source": sources.get(kind), "verdict": child and child.model_dump(mode="json")})
+                print(json.dumps(row), flush=True)
         except SandboxError as error:
             print(f"  {pair.name}: {error}", flush=True)
     return tell(rows.path)
+
+
+def side_by_side(
+    problem: Problem, sources: Mapping[str, str], settings: JudgeSettings = SIDE_BY_SIDE
+) -> dict[str, Verdict]:
+    """Build the parent and its children at once, then judge one after the other, by the same reference processes.
+
+    Raises `SandboxError` where the parent fails.
+    """
+    with ExitStack() as stack:
+        judge = stack.enter_context(Judge(problem, settings))
+        _ = judge.reference  # every build needs its arguments
+        builders = stack.enter_context(ThreadPoolExecutor(len(sources)))
+        building = [builders.submit(judge.build, candidate_of(source), ahead=False) for source in sources.values()]
+        built = [stack.enter_context(closing(one.result())) for one in building]
+        found = {name: judge.evaluate(one) for name, one in zip(sources, built, strict=True)}
+    if not _speedup(found["parent"]):
+        raise SandboxError(f"the parent fails: {found['parent'].model_dump_json()[:300]}")
+    return found
 
 
 def _speedup(verdict: object) -> float:

@@ -158,7 +158,8 @@ def join(folder: Path, others: Sequence[Path]) -> int:
         known = known | {(one.key, one.time): one for one in judgings_in(other)}
         hazards |= read_hazards(other)
     write_lines(folder / AGAIN, sorted(known.values(), key=lambda one: one.time))
-    _write_hazards(folder, hazards)
+    if hazards:
+        _write_hazards(folder, hazards)
     write_index(folder)
     return len(known) - len(before)
 

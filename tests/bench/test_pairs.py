@@ -8,10 +8,24 @@ import statistics
 import pytest
 
 from bench.measuring import interval_by_problem
-from bench.pairs import FILE, KINDS, PROFILING, Pair, gain, pairs_of, tasks, tell, verdict_of
+from bench.pairs import (
+    FILE,
+    KINDS,
+    PROFILING,
+    SIDE_BY_SIDE,
+    Pair,
+    gain,
+    pairs_of,
+    side_by_side,
+    tasks,
+    tell,
+    verdict_of,
+)
 from kernelwright.problems import load_problem
 from kernelwright.sandbox.judge.judging import Judge
 from kernelwright.sandbox.verdict.diagnoses import COUNTERS
+from kernelwright.sandbox.verdict.errors import SandboxError
+from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import KernelFacts, KernelTime, Look
 from tests.support.runs import doubted
 
@@ -50,6 +64,17 @@ def test_a_parent_is_profiled():
     settings = PROFILING.model_copy(update={"device": "cpu", "min_pairs": 1, "max_pairs": 1})
     with Judge(load_problem("rms_norm"), settings) as judge:
         assert judge.settings.profile and judge.settings.worker_pairs == 1
+
+
+def test_a_parent_and_its_children_have_a_verdict_each():
+    problem = load_problem("rms_norm")
+    right = problem.source.replace("class Model(", "class ModelNew(")
+    settings = JudgeSettings(effort="screen").at("screen")
+    found = side_by_side(problem, {"no profile": "class ModelNew: ...\n", "parent": right}, settings)
+    assert [found[name].outcome for name in ("no profile", "parent")] == ["failed", "passed"]
+    with pytest.raises(SandboxError, match="the parent fails"):
+        side_by_side(problem, {"parent": "class ModelNew: ...\n"}, settings)
+    assert SIDE_BY_SIDE.effort == "rank", "a search ends where a candidate is far better, and knows little then"
 
 
 def test_failures_and_losses_count_as_no_gain():
