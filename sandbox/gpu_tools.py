@@ -25,13 +25,14 @@ from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.logs import one_line
 from kernelwright.sandbox.machine import PROFILE, SANITIZE, require_closer_look, tool_of, tool_path
 from kernelwright.sandbox.tensors import RawTensor, Values
-from kernelwright.sandbox.verdict.diagnoses import COUNTERS, base_name
+from kernelwright.sandbox.verdict.diagnoses import COUNTERS, LONGEST_NAME, base_name
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
 from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.verdict.verdicts import (
     MOST_FAULTS,
     MOST_KERNELS,
     KernelFacts,
+    KernelTime,
     Look,
     MachineCode,
     Memcheck,
@@ -181,8 +182,10 @@ WORDS = {
 """Counters that are kept in words too."""
 METRICS = tuple(dict.fromkeys([*WORDS, *COUNTERS.values()]))
 _UNKNOWN = re.compile(r"(?:Failed to find|not find|[Ii]nvalid|[Uu]nknown) metric\S*:? *['\"]?([\w.]+)")
-LAUNCHES = 8
+LAUNCHES = 16
 """Profiled launches, from the first: each is repeated for every few metrics."""
+PROFILED_SHARE = 0.9
+"""Where a call has more launches, only kernels that make up this share of its time are profiled, the longest first."""
 NCU_ENVIRONMENT = {
     # A jailed child has no other sockets.
     "NV_COMPUTE_PROFILER_LOCAL_CONNECTION_OVERRIDE": "uds",
@@ -201,10 +204,32 @@ TRIAL = "import torch; torch.ones(1 << 20, device='cuda').mul_(2); torch.cuda.sy
 TRIAL_S = 180
 
 
-def ncu_command(path: str, report: str, metrics: Sequence[str] = METRICS) -> list[str]:
-    """Make the command prefix that profiles launches between the program's marks, with a report file."""
+def ncu_command(
+    path: str, report: str, metrics: Sequence[str] = METRICS, kernels: Sequence[KernelTime] = ()
+) -> list[str]:
+    """Make the command prefix that profiles launches between the program's marks, with a report file.
+
+    `kernels`: those of a call, where they are known; see `PROFILED_SHARE`.
+    """
     marked = ["--target-processes", "application-only", "--profile-from-start", "off"]
-    return [*_ncu(path, LAUNCHES, metrics), *marked, "--print-kernel-base", "demangled", "--log-file", report]
+    names = costly_names(kernels) if sum(one.launches for one in kernels) > LAUNCHES else []
+    # A name that is as long as they get may be cut.
+    ends = [f"{re.escape(name)}{'$' * (len(name) < LONGEST_NAME)}" for name in names]
+    chosen = ["--kernel-name", f"regex:^({'|'.join(ends)})"] if ends else []
+    return [*_ncu(path, LAUNCHES, metrics), *marked, *chosen, "--print-kernel-base", "demangled", "--log-file", report]
+
+
+def costly_names(kernels: Sequence[KernelTime]) -> list[str]:
+    """Return the base names of the kernels that make up `PROFILED_SHARE` of the time, the longest first."""
+    ms: dict[str, float] = {}
+    for one in kernels:
+        ms[base_name(one.name)] = ms.get(base_name(one.name), 0.0) + one.ms
+    names, left = [], (1 - PROFILED_SHARE) * sum(ms.values())
+    for name in sorted(ms, key=lambda name: ms[name]):
+        left -= ms[name]
+        if left < 0:
+            names.append(name)
+    return names[::-1]
 
 
 def _ncu(path: str, launches: int, metrics: Sequence[str]) -> list[str]:
@@ -348,9 +373,9 @@ def _sanitized(subject: Subject) -> Memcheck:
 
 
 def _profiled(subject: Subject) -> None:
-    path, metrics = tool_of(PROFILE), METRICS
+    path, metrics, kernels = tool_of(PROFILE), METRICS, subject.built.look.kernels if subject.built.look else ()
     for _ in range(MOST_LACKING):  # a device lacks some counters, and ncu then reads none
-        ran = run_call(subject, Tool(path, tuple(ncu_command(path, "{report}", metrics)), NCU_ENVIRONMENT))
+        ran = run_call(subject, Tool(path, tuple(ncu_command(path, "{report}", metrics, kernels)), NCU_ENVIRONMENT))
         counters, said = tuple(read_counters(ran.report)), f"{ran.report}\n{ran.printed}"
         lacking = set(_UNKNOWN.findall(said)) & set(metrics)
         if counters or not lacking:

@@ -175,7 +175,8 @@ class Rule(NamedTuple):
 
 RULES: list[Rule] = []
 IN_NO_TIME = 0.02
-"""At stake of what is worth a sentence but no part of the GPU time: it comes after the faults that are."""
+"""At stake of what is worth a sentence but no part of the GPU time: it comes after the faults that are. Faults of a
+launch that cost less are left out."""
 
 
 def rule(of: Literal["call", "launch"], remedy: str) -> Callable[[Callable[[Any], Found]], Callable[[Any], Found]]:
@@ -429,8 +430,9 @@ def diagnose(measured: Measurement, look: Look) -> list[Diagnosis]:
     for launch in launches(measured, look):
         waits = _waits(launch)
         for one in (*_found("launch", launch), *([waits] if waits else [])):
-            of_all = one._replace(at_stake=launch.share * one.at_stake)
-            found.append(of_all._replace(evidence=f"{launch.kernel}: {one.evidence}"))
+            at_stake = launch.share * one.at_stake
+            if at_stake >= IN_NO_TIME:
+                found.append(one._replace(at_stake=at_stake, evidence=f"{launch.kernel}: {one.evidence}"))
     return sorted(found, key=lambda one: -one.at_stake)
 
 
@@ -511,7 +513,9 @@ def lines_of(measured: Measurement, look: Look, most: int = MOST) -> Iterator[st
     """Describe a closer look in words: a row for each kernel, what ptxas warns of, and the most costly diagnoses."""
     rows = sorted(launches(measured, look), key=lambda row: -row.share)
     if rows:
-        yield "kernels of a call:" if look.counters else "kernels of a call, with a warm L2 cache:"
+        count = sum(one.launches for one in look.kernels)
+        part = f", {len(rows)} of {count} launches" if look.counters and count > len(rows) else ""
+        yield f"kernels of a call{part}:" if look.counters else "kernels of a call, with a warm L2 cache:"
     for row in rows[:MOST_ROWS]:
         facts = [f"{row.ms:#.3g} ms, {row.share:.0%}"] if row.ms else []
         if row.compiled:

@@ -181,3 +181,10 @@ def test_of_a_kernel_at_the_speed_of_memory_nothing_but_that_is_said(judges):
     found = diagnosed(judges, LONG_SCALE, source(WIDE, WIDE_LAUNCH.format(blocks=2112)))
     assert set(found) <= {"at the wall", "device memory full", "waits"}, found
     assert "device memory full" in found, found
+
+
+def test_a_costly_kernel_behind_many_launches_is_profiled(judges):
+    touch = "__global__ void touch(float* to) { to[0] = 0; }\n"
+    launches = "for (int i = 0; i < 40; ++i) touch<<<1, 32, 0, stream>>>(to);\n    "
+    found = diagnosed(judges, SCALE, source(touch + WIDE, launches + WIDE_LAUNCH.format(blocks=8)))
+    assert "scale" in found.get("few blocks", ""), found

@@ -10,7 +10,7 @@ from kernelwright.sandbox.gpu_tools import Tool, ToolTask, run_under
 from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import JudgeSettings
-from kernelwright.sandbox.verdict.verdicts import Look
+from kernelwright.sandbox.verdict.verdicts import KernelTime, Look
 from kernelwright.sandbox.workfolder import WorkFolder
 from kernelwright_child.observe import machine_code
 from tests.support.tensors import listed
@@ -161,6 +161,19 @@ def test_ncu_leaves_the_clocks_alone_and_looks_at_marked_launches_only():
     words = gpu_tools.ncu_command("ncu", "/tmp/report")
     assert words[words.index("--clock-control") + 1] == "none"
     assert words[words.index("--profile-from-start") + 1] == "off"
+
+
+def test_of_many_launches_ncu_looks_at_those_of_the_costly_kernels():
+    few = [KernelTime(name="void mine::tile<128, true>(float*)", launches=3, ms=0.7)]
+    many = [
+        *few,
+        KernelTime(name="void mine::tile<64, true>(float*)", launches=1, ms=0.1),
+        KernelTime(name="void pack<(bool)1>(float*)", launches=20, ms=0.15),
+        KernelTime(name="touch(float*)", launches=40, ms=0.05),
+    ]
+    assert "--kernel-name" not in gpu_tools.ncu_command("ncu", "/tmp/report", kernels=few)
+    words = gpu_tools.ncu_command("ncu", "/tmp/report", kernels=many)
+    assert words[words.index("--kernel-name") + 1] == "regex:^(tile$|pack$)"
 
 
 SASS = """\

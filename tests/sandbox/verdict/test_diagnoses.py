@@ -219,3 +219,12 @@ def test_without_counters_the_rows_are_those_of_torch_and_the_reason_is_told():
     look = Look(kernels=(KernelTime(name="mine", launches=3, ms=0.5),), obstacle="no permission")
     lines = list(lines_of(doubted(2.0, "confirmed").measurement, look))
     assert "warm" in lines[0] and "mine" in lines[1] and "no permission" in lines[-1]
+
+
+def test_a_launch_that_hardly_counts_has_no_diagnosis():
+    measured, look = doubted(2.0, "confirmed").measurement, look_of(waves=0.2)
+    short = KernelFacts(kernel="short", metrics={}, values=look.counters[0].values | {COUNTERS["time_ns"]: 1e3})
+    kernels = (*look.kernels, KernelTime(name="short()", launches=40, ms=0.04))
+    look = look.model_copy(update={"counters": (*look.counters, short), "kernels": kernels})
+    assert {str(one).partition(":")[0] for one in diagnose(measured, look) if one.rule == "few blocks"} == {"tile"}
+    assert "2 of 41 launches" in next(lines_of(measured, look))
