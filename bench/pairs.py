@@ -48,7 +48,7 @@ COMMANDS = ("choose", "ask", "judge", "tell")
 SETTINGS = JudgeSettings(device="cuda", effort="search")
 PROFILING = SETTINGS.model_copy(update=SCREEN | {"profile": True})
 """One worker and no compiled baseline; the effort `screen` itself looks no closer."""
-SIDE_BY_SIDE = JudgeSettings(device="cuda", effort="rank", worker_pairs=3, baselines=())
+SIDE_BY_SIDE = JudgeSettings(device="cuda", effort="rank", worker_pairs=2, min_pairs=16, baselines=())
 """Only the ratio of child to parent counts, so one baseline serves both."""
 
 

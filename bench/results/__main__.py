@@ -75,6 +75,7 @@ def unpack(
     tree: Tree,
     out: Annotated[Path, typer.Argument(help="Folder in which each run gets a new one of its name.")],
     folder: Folder = ROOT / "results",
+    anew: Annotated[bool, typer.Option("--anew", help="Ask unanswered requests anew, by the present prompts.")] = False,
 ) -> None:
     """Lay out the runs under way again, from the files that `pack` wrote; then go on with `kernelwright resume`."""
     from bench.results.keeping import read_selection
@@ -83,7 +84,7 @@ def unpack(
     selection = read_selection(folder)
     for parcel in sorted((folder / UNDER_WAY).glob("*.json.gz")):
         run = out / parcel.name.partition(".")[0]
-        print(f"{run}: {unpack_run(parcel, tree, selection, run)} answers")
+        print(f"{run}: {unpack_run(parcel, tree, selection, run, anew)} answers")
 
 
 @app.command()

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from bench.results.asking import ask, without_open
 from bench.results.records import (
     RECORDS,
     Index,
@@ -246,10 +247,11 @@ def pack(run: Path, tree: Path, selection: Selection, out: Path) -> int:
     return out.stat().st_size
 
 
-def unpack(parcel: Path, tree: Path, selection: Selection, run: Path) -> int:
+def unpack(parcel: Path, tree: Path, selection: Selection, run: Path, anew: bool = False) -> int:
     """Write the run's folder again and return its number of answers. `kernelwright resume` writes its tasks.
 
-    Raises `ProblemError` where the folder is not empty, or a text has another digest.
+    `anew`: what nobody has answered is asked anew by the present prompts. Raises `ProblemError` where the folder is not
+    empty, or a text has another digest.
     """
     if run.exists() and any(run.iterdir()):
         raise ProblemError(f"{run} is not empty; choose another folder")
@@ -273,8 +275,11 @@ def unpack(parcel: Path, tree: Path, selection: Selection, run: Path) -> int:
             log.execute(f"PRAGMA {name} = {int(found['numbers'][name])}")
         for statement in found["schema"]:
             log.execute(statement)
-        log.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)", found["events"])
+        events = without_open(found["events"], found["answers"]) if anew else found["events"]
+        log.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)", events)
         log.executemany("INSERT INTO blobs VALUES (?, ?)", blobs.items())
+    if anew:
+        ask(run)
     return len(found["answers"])
 
 

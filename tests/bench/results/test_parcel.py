@@ -93,3 +93,30 @@ def test_another_text_and_a_taken_folder_are_refused(walk, parcel, tmp_path):
         unpack(tree / "level1" / "5_max_rows.py", walk.tree, selection, tmp_path / "run")
     with pytest.raises(ProblemError, match="holds no log of a run"):
         pack(tmp_path, walk.tree, selection, tmp_path / "out.json.gz")
+
+
+def test_what_nobody_has_answered_is_asked_anew(walk, parcel):
+    selection, run, path = read_selection(walk.results), walk.root / "rest" / "float32", walk.root / "rest.json.gz"
+    unpack(parcel, walk.tree, selection, run)
+    walk.kernelwright("resume", run)  # the reply without a kernel is read, and its repair asked for
+    pack(run, walk.tree, selection, path)
+
+    def asked(folder):
+        with RunLog.open(folder) as log:
+            bodies = {event.body.attempt: event for event in log.events() if event.body.kind == "asked"}
+        return bodies[2]
+
+    unpack(path, walk.tree, selection, walk.root / "anew", anew=True)
+    before, after = asked(run), asked(walk.root / "anew")
+    assert after.time > before.time and after.body == before.body, "by the same prompts as before"
+    tasks = sorted(file.name for file in (run / "tasks").glob("*.task.md"))
+    written = sorted(file.name for file in (walk.root / "anew" / "tasks").glob("*.task.md"))
+    assert len(written) == 2 and set(written) <= set(tasks)
+    (repair,) = [name for name in written if after.body.request_digest[:16] in name]
+    (run / "tasks" / repair.replace(".task.", ".answer.")).write_text("Nothing again.\n")
+    pack(run, walk.tree, selection, path)
+    unpack(path, walk.tree, selection, walk.root / "answered", anew=True)
+    assert asked(walk.root / "answered").time == before.time, "an answer that waits is not lost"
+    walk.kernelwright("resume", walk.root / "answered")
+    with RunLog.open(walk.root / "answered") as log:
+        assert [event.body.kind for event in log.events()].count("replied") == 2
