@@ -48,11 +48,16 @@ UNOBSERVED = "which kernels and operators run in a call"
 
 
 class Judge:
-    """Judge of candidates for one problem. Its reference processes serve all of them; use it as a context."""
+    """Judge of candidates for one problem. Its reference processes serve all of them; use it as a context.
+
+    Raises `ValueError` for tools at effort `screen`, and `UnsupportedProblem`.
+    """
 
     def __init__(self, problem: GivenProblem, settings: JudgeSettings | None = None) -> None:
         self.problem = problem = problem_of(problem)
         chosen = settings or JudgeSettings()
+        if chosen.effort == "screen" and (chosen.sanitize or chosen.profile):
+            raise ValueError("effort screen runs no tools; choose effort search, or leave sanitize and profile out")
         self.settings = chosen.at(chosen.effort)
         require_known(self.settings.without)
         if self.settings.weights == "seed" and compares_by_name(problem):

@@ -33,6 +33,11 @@ def test_a_screen_is_one_worker_and_says_what_it_left_out():
     assert 0 < len(set(verdict.evidence.not_met) & set(DISTRIBUTIONS)) < len(DISTRIBUTIONS)
 
 
+def test_a_screen_that_is_to_look_closer_is_refused():
+    with pytest.raises(ValueError, match="search"):
+        Judge(NORM, SCREEN.model_copy(update={"profile": True}))
+
+
 def test_a_screen_of_a_problem_with_a_policy_sees_what_runs():
     strict = NORM.model_copy(update={"operators": "custom-only"})
     verdict = judge(strict, Candidate(source=HONEST), SCREEN)
