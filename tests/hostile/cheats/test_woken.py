@@ -13,7 +13,7 @@ from tests.hostile.cheats.woken import INTERRUPTS, SETTING_ONLY, WOKEN
 pytestmark = pytest.mark.slow
 
 TRICKS = {cheat.trick: cheat for cheat in WOKEN}
-TRIES = 8
+TRIES = 24
 """The timer may come while the judge is about to stop it, and then it can not be stopped."""
 UNJAILED = CORPUS.model_copy(update={"jail": "off"})
 
