@@ -96,9 +96,7 @@ def run(
     ] = None,
     at_once: Annotated[int, typer.Option(min=1, help="Problems side by side.")] = 1,
     without: options.WithoutOption = None,
-    prices: Annotated[
-        Path | None, typer.Option(help="Price table (TOML), for budgets in USD; default: the one that ships.")
-    ] = None,
+    prices: Annotated[Path | None, typer.Option(help="Price table (TOML), for budgets in USD; default: none.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any other search setting, as budget.usd=2.5 or patience=20; may be repeated."),

@@ -118,7 +118,9 @@ class Judge:
                 require_headers(candidate.source)
                 if ahead:
                     built.warm.start_ahead()
-                compile_candidate(built, self._baselines.arguments, self._load_message(built))
+                with built.timed("reference"):
+                    arguments = self._baselines.arguments
+                compile_candidate(built, arguments, self._load_message(built))
         except StageFailed as stop:
             built.failure = stop
         except BaseException:
@@ -136,7 +138,8 @@ class Judge:
                 if built.failure:
                     raise built.failure
                 if self.backend.measures_peaks_first:
-                    self._floors.of(self.reference)
+                    with built.timed("reference"):
+                        self._floors.of(self.reference)
                 with self._timing(built):
                     for attempt in attempts(built, self._baselines):
                         with attempt:
@@ -177,7 +180,8 @@ class Judge:
             is_enough = False
             while not is_enough:
                 session = built.worker or built.next_worker()
-                reference = timing.begin(session)
+                with built.timed("reference"):
+                    reference = timing.begin(session)
                 seeded: AbstractContextManager[None] = nullcontext()
                 if built.weight_seed is not None:  # a fresh one for each worker pair
                     built.weight_seed = fresh_seed()
@@ -210,7 +214,8 @@ class Judge:
         if not self._is_observed:
             return ""
         if not self.backend.side_by_side:
-            _ = self._baselines.status  # before a worker has memory of the device, or known already
+            with built.timed("reference"):
+                _ = self._baselines.status  # before a worker has memory of the device, or known already
         reference, gradients = self.reference, self.problem.direction != "forward"
         is_loaded = built.worker is not None
         session, values = built.worker or built.next_worker(), reference.draw()

@@ -178,7 +178,8 @@ class Built:
         self.key = ""
         """Under which digest the store of finished builds keeps it; empty before it is known."""
         self.seconds: dict[str, float] = {}
-        """By stage; also `headers`, the time to make parts of torch's light header beside the build."""
+        """By stage; also `reference`, what its processes take beside these, and `headers`, the time to make parts of
+        torch's light header beside the build."""
         self.ways: tuple[str, ...] = ()
         """Ways in which its extensions were built, as the builder reports them."""
         self.failed_builds: tuple[FailedBuild, ...] = ()
@@ -217,7 +218,8 @@ class Built:
         start = time.perf_counter()
         announce(name)
         try:
-            yield
+            with self.timed(name):
+                yield
         except Refused as error:
             if error.compiling:
                 raise StageFailed("build", build_reason(error.log), trim_build_log(error.log)) from None
@@ -228,6 +230,12 @@ class Built:
             raise StageFailed(name, f"no answer within {time.perf_counter() - start:.0f} s") from None
         except (ChildGone, MemoryReadError, Misbehaved) as error:
             raise StageFailed(name, str(error)) from None
+
+    @contextmanager
+    def timed(self, name: Stage | Literal["reference"]) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
