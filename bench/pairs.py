@@ -12,6 +12,7 @@ the parents under ncu and writes a task for each pair and kind; an answer lies n
 import json
 import math
 import statistics
+import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from bench.measuring import Kept, Report, interval_by_problem, is_in_time, of_this_part
+from bench.measuring import STARTED, Kept, Report, interval_by_problem, is_in_time, of_this_part
 from bench.results.again import problem_at
 from bench.results.records import Answered, Searched, judgings_in, records_in, rejudged
 from kernelwright import prompts
@@ -111,7 +112,7 @@ def ask(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
         if driver.device_count() > 0 and is_in_time():
             try:
                 look = _profiled(problem, source)
-                print(f"  {pair.name}", flush=True)
+                print(f"{time.monotonic() - STARTED:4.0f} s {pair.name}", flush=True)
             except SandboxError as error:
                 failed.append(f"  {pair.name}: {error}")
         texts = tasks(problem, source, measured, look)
@@ -198,7 +199,7 @@ def judge(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
                 outcome = "no candidate" if child is None else child.outcome
                 row = {"pair": pair.name, "problem": pair.address, "kind": kind, "ratio": ratio, "outcome": outcome}
                 rows.add(row | {"source": sources.get(kind), "verdict": child and child.model_dump(mode="json")})
-                print(json.dumps(row), flush=True)
+                print(f"{time.monotonic() - STARTED:4.0f} s {json.dumps(row)}", flush=True)
         except SandboxError as error:
             print(f"  {pair.name}: {error}", flush=True)
     return tell(rows.path)
