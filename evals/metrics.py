@@ -80,17 +80,17 @@ def fast_curve(results: Sequence[Result], thresholds: Sequence[float] = THRESHOL
 def geometric_mean(ratios: Sequence[float]) -> Estimate:
     """exp of the mean logarithm, with a 95 % interval over the samples.
 
-    The interval is Student's t on the logarithms below `FEW` samples, where a bootstrap is too narrow; from there a
-    percentile bootstrap (Efron 1979). The generator's seed is fixed, so it can be computed again. The mean does not
-    depend on which side is the numerator (Fleming and Wallace 1986). Among correct results only, it rises when hard
+    None below three samples. It is Student's t on the logarithms below `FEW`, where a bootstrap is too narrow; from
+    there a percentile bootstrap (Efron 1979). The generator's seed is fixed, so it can be computed again. The mean does
+    not depend on which side is the numerator (Fleming and Wallace 1986). Among correct results only, it rises when hard
     problems are left out. Raises `ValueError` unless all ratios are positive.
     """
     if not ratios or min(ratios) <= 0:
         raise ValueError(f"a geometric mean needs one or more positive ratios, got {list(ratios)[:5]}")
     logs = np.log(np.asarray(ratios, dtype=np.float64))
     value = float(np.exp(logs.mean()))
-    if len(logs) == 1:
-        return Estimate(value=value, low=None, high=None, count=1)
+    if len(logs) < 3:  # of two, Student's t would span factors of hundreds
+        return Estimate(value=value, low=None, high=None, count=len(logs))
     if len(logs) < FEW:
         half = student(0.975, len(logs) - 1) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
         return Estimate(value=value, low=value * math.exp(-half), high=value * math.exp(half), count=len(logs))

@@ -187,7 +187,7 @@ def line_of(event: log_events.Event, view: View) -> str:
         case log_events.Stopped(reason=reason, fault=fault):
             return f"{body.problem}: {ending_words(view) if fault else f'done, {reason}'}"
         case log_events.Resumed():
-            return f"{body.problem}: going on after {len(view.attempts)} attempts"
+            return f"{body.problem}: going on after {len(view.attempts) - len(view.pending)} attempts"
     return ""
 
 

@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -464,12 +465,23 @@ _SPOILT = ctypes.create_string_buffer(b"\xff" * (16 * SPOILED))
 
 
 def in_shared_mapping(pid: int, claims: list[Any]) -> bool:
-    """Return whether a result lies in memory that is mapped shared, where pages can be one another's copies."""
+    """Return whether a result lies in memory that is mapped shared or from a file: pages can be one another's copies.
+
+    What a library maps of itself, once, is its own.
+    """
     try:
         lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
     except OSError:  # it has ended, which the next question finds
         return False
-    shared = [fields[0].split(b"-") for fields in (line.split(None, 2) for line in lines) if fields[1].endswith(b"s")]
+    fields = [line.split(None, 5) for line in lines]  # range, permissions, offset, device, inode, path
+    files = [(*one[3:5],) for one in fields]
+    run = {file for one, file in zip(fields, files, strict=True) if b"x" in one[1]}
+    written = Counter(file for one, file in zip(fields, files, strict=True) if b"w" in one[1])
+    shared = [
+        one[0].split(b"-")
+        for one, file in zip(fields, files, strict=True)
+        if one[1].endswith(b"s") or (one[4] != b"0" and (file not in run or written[file] > 1))
+    ]
     ranges = [(int(start, 16), int(end, 16)) for start, end in shared]
     for place in map(HostTensor.checked, claims):
         end = place.address + place.extent * place.itemsize

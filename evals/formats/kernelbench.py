@@ -145,15 +145,15 @@ def write_run(folder: Path, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def split(outcomes: Iterable[Outcome]) -> tuple[dict[int, list[Outcome]], list[str]]:
-    """Return the outcomes by level, in the order of problems and samples; and why others are left out."""
+    """Return the outcomes by level, in the order of problems and samples; and for each other why it is left out."""
     fitting: dict[int, list[Outcome]] = defaultdict(list)
-    left: dict[str, None] = {}
+    left = []
     for outcome in sorted(outcomes, key=lambda one: (one.sample.bench_id or (0, 0), one.sample.number)):
         if outcome.sample.bench_id is None:
-            left[f"{outcome.sample.target} has no level and number, so KernelBench has no place for it"] = None
+            left.append(f"{outcome.sample.target} has no level and number, so KernelBench has no place for it")
         else:
             fitting[outcome.sample.bench_id[0]].append(outcome)
-    return fitting, list(left)
+    return fitting, left
 
 
 def eval_results(outcomes: Iterable[Outcome]) -> EvalResults:

@@ -63,7 +63,7 @@ def export(
             unfit = _write(to, out, outcomes, name)
         left += unfit
         fitted = fitted and len(outcomes) > 0 and len(unfit) < len(outcomes)
-    for sentence in left:
+    for sentence in dict.fromkeys(left):
         note(f"left out: {sentence}")
     raise typer.Exit(DONE if fitted else FELL_SHORT)
 

@@ -205,7 +205,7 @@ def _success(found: dict[str, Any]) -> str:
     baselines = ", ".join(f"{name} {ms:.3f} ms" for name, ms in found["baselines_ms"].items())
     floor, floor_ms = "", found.get("floor_ms")
     if floor_ms is not None:
-        floor = f"; roofline {floor_ms:.3g} ms, {100 * floor_ms / found['candidate_ms']:.0f} % of it"
+        floor = f"; {100 * floor_ms / found['candidate_ms']:.0f} % of the roofline, {floor_ms:.3g} ms"
     against = f" against the fastest, {found['against']}" if len(found["baselines_ms"]) > 1 else ""
     others = others_words(found.get("speedups") or {}, found.get("against"), found.get("less_accurate") or ())
     said = found["comparison"].replace("_", " ") + marks(None, found.get("timing_clock"), weights=found.get("weights"))

@@ -422,14 +422,12 @@ def _change_weights(built: Built, baselines: Baselines, failure: StageFailed) ->
     if failure.stage == "check" and built.has_constants and not built.draws_constants:
         built.draws_constants = True
         return
-    first = failure if built.failed_copied is None or built.refuses_weights else built.failed_copied
-    if first.stage != "check":
-        raise failure
-    reason = (
-        f"{first.reason}; it fails with both models constructed under one seed too: either the order in which its "
-        "constructor draws or the kernel is wrong"
-    )
-    raise StageFailed(first.stage, reason, f"{first.log}\n{failure.reason}".strip())
+    copied = built.failed_copied
+    if copied is not None and not built.refuses_weights:  # with the very weights of the reference: its kernel is wrong
+        raise copied
+    why = f", since {copied.reason}" if copied else ""
+    seeded = f"both models were constructed under one seed{why}; one that draws in another order has other weights"
+    raise StageFailed(failure.stage, f"{failure.reason}; {seeded}", failure.log)
 
 
 def compares_by_name(problem: Problem) -> bool:

@@ -437,7 +437,8 @@ def diagnose(measured: Measurement, look: Look) -> list[Diagnosis]:
 
 
 def _threads(measured: Measurement) -> tuple[float, int] | None:
-    if measured.on_device is not None or not measured.candidate_cpu_ms or measured.threads < 2:
+    is_known = measured.on_device is None and measured.candidate_cpu_ms and measured.threads > 1
+    if not is_known or measured.comparison == "too_noisy":  # others may have had the cores
         return None
     return statistics.median(measured.candidate_cpu_ms) / measured.candidate_ms, measured.threads
 

@@ -48,6 +48,17 @@ def test_a_result_in_a_shared_mapping_is_found(flags):
     assert in_shared_mapping(os.getpid(), claims) is (flags == mmap.MAP_SHARED)
 
 
+def test_a_result_in_the_pages_of_a_file_is_found_and_one_in_a_library_s_own_data_is_not(tmp_path):
+    (tmp_path / "pages").write_bytes(bytes(8192))
+    with (tmp_path / "pages").open("r+b") as file:
+        mapped = torch.frombuffer(mmap.mmap(file.fileno(), 8192, flags=mmap.MAP_PRIVATE), dtype=torch.float32)
+    assert in_shared_mapping(os.getpid(), [wire.describe(mapped)])
+    (tmp_path / "own.c").write_text("float numbers[2048] = {1};\n")
+    subprocess.run(["cc", "-shared", "-o", tmp_path / "own.so", tmp_path / "own.c"], check=True)
+    numbers = (ctypes.c_float * 2048).in_dll(ctypes.CDLL(str(tmp_path / "own.so")), "numbers")
+    assert not in_shared_mapping(os.getpid(), [wire.describe(torch.frombuffer(numbers, dtype=torch.float32))])
+
+
 SIX = torch.arange(6.0)
 SHARING = {
     "a row seen as several": (SIX.expand(3, 6), True),

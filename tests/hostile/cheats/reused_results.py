@@ -73,6 +73,13 @@ PATH = load_inline(name="copies", cpp_sources=[SOURCE], no_implicit_headers=True
 COPIES = ctypes.CDLL(PATH).copies
 COPIES.argtypes, COPIES.restype = [ctypes.c_long] * 2, ctypes.c_void_p
 """
+MAPPING = """
+import mmap
+import os
+MMAP = ctypes.CDLL(None).mmap
+MMAP.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]
+MMAP.restype = ctypes.c_void_p
+"""
 LAZY_PAGES = """
 SOURCE = '''
 #include <signal.h>
@@ -254,6 +261,20 @@ REUSED_RESULTS = [
           torch.tanh(x, out=self.last[: x.shape[0]])
           return self.last
           """, MAPPED_COPIES),
+    Cheat("copies that are private pages of one file", (20,), "copies", "run", "from a file",
+          """
+          size, copies = 4 * x.numel(), 4
+          if self.last is None:
+              self.last = os.memfd_create("pages")
+              os.ftruncate(self.last, size)
+          once = torch.frombuffer(mmap.mmap(self.last, size), dtype=torch.float32).view(x.shape)
+          torch.tanh(x, out=once)
+          start = MMAP(None, copies * size, 0, 0x4022, -1, 0)  # private, of no file, not reserved
+          for copy in range(copies):
+              MMAP(start + copy * size, size, 3, 0x12, self.last, 0)  # private, at that place
+          memory = (ctypes.c_char * (copies * size)).from_address(start)
+          return torch.frombuffer(memory, dtype=torch.float32).view(copies * x.shape[0], x.shape[1])
+          """, MAPPING),
     Cheat("a process that shares the memory and finishes later", (2, 78), "positive", "run", "processes of its own",
           "y = torch.zeros_like(x); LEND(x.data_ptr(), y.data_ptr(), x.numel()); return y", LENDER),
     Cheat("pages that are computed when they are read", (3,), "positive", "run", "outside the memory",
