@@ -3,6 +3,7 @@
 import difflib
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -143,6 +144,11 @@ def leaderboard(
         if stale := sum(row.stale for board in found for row in board.rows):
             remedy = "--verify judges those of the best rows again"
             print(f"{stale} numbers were reached under another judge version; {remedy}")
+        provisional = Counter(
+            cell.why for board in found for row in board.rows for cell in row.cells if cell.status == "provisional"
+        )
+        for why, count in provisional.items():
+            print(f"{count} kernels do not count: {why}; --verify judges those of the best rows in full")
     elif out is None:
         print(FORMATS[chosen](found))
     else:

@@ -350,9 +350,9 @@ def _further() -> str:
     finally:
         folder.close()
     if child.way == "spawned":
-        return f"spawned in {ready_ms:.0f} ms, since forking fails: {ZYGOTES.obstacle or 'the zygote ended'}"
+        return f"spawned in {ready_ms:.0f} ms, since forking fails: {ZYGOTES.obstacle or 'the process to fork ended'}"
     held = sum(map(resident_bytes, ZYGOTES.pids)) / 2**20
-    return f"forked in {ready_ms:.0f} ms, with {mib:.0f} MiB of its own; the zygote holds {held:.0f} MiB"
+    return f"forked in {ready_ms:.0f} ms, with {mib:.0f} MiB of its own, from a process that holds {held:.0f} MiB"
 
 
 def _tried(name: str, attempt: Callable[[], str]) -> HealthCheck:

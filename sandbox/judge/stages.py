@@ -425,9 +425,11 @@ def _change_weights(built: Built, baselines: Baselines, failure: StageFailed) ->
     copied = built.failed_copied
     if copied is not None and not built.refuses_weights:  # with the very weights of the reference: its kernel is wrong
         raise copied
-    why = f", since {copied.reason}" if copied else ""
-    seeded = f"both models were constructed under one seed{why}; one that draws in another order has other weights"
-    raise StageFailed(failure.stage, f"{failure.reason}; {seeded}", failure.log)
+    reason = f"{failure.reason}; both models were constructed under one seed"
+    reason += f", since {copied.reason}" if copied else ""
+    if failure.stage == "check":
+        reason += "; one that draws in another order has other weights"
+    raise StageFailed(failure.stage, reason, failure.log)
 
 
 def compares_by_name(problem: Problem) -> bool:

@@ -89,6 +89,9 @@ def test_what_was_judged_is_not_judged_again_unless_it_changed(kernelwright, fol
     done, lines = scored(kernelwright)
     assert "1_cumsum/ends.py: passed" in done.stderr
     assert done.stderr.count("passed") == 1
+    scored(kernelwright, "--effort", "search", "--out", "brief")
+    told = kernelwright("leaderboard", "brief").stdout
+    assert "1 kernels do not count" in told and "--verify" in told, told
 
 
 def test_shards_divide_the_files_and_merge(kernelwright, folders):
