@@ -44,7 +44,7 @@ them before a case and restore them after it."""
 
 
 AGAIN = {
-    True: "a second call on these inputs gives the same wrong result: no race, but wrong indices, formula or precision",
+    True: "a second call on these inputs gives the same result: no race, but wrong indices, formula or precision",
     False: "a second call on these values gives another result: a race, memory that is not written, or atomics",
     None: "",
 }
