@@ -423,8 +423,9 @@ def _change_weights(built: Built, baselines: Baselines, failure: StageFailed) ->
         built.draws_constants = True
         return
     copied = built.failed_copied
-    if copied is not None and not built.refuses_weights:  # with the very weights of the reference: its kernel is wrong
-        raise copied
+    if copied is not None and not built.refuses_weights:  # they fit, if only by order and shape
+        seeded = f"with both models constructed under one seed: {failure.reason}"
+        raise StageFailed(copied.stage, copied.reason, f"{copied.log}\n{seeded}".strip())
     reason = f"{failure.reason}; both models were constructed under one seed"
     reason += f", since {copied.reason}" if copied else ""
     if failure.stage == "check":
