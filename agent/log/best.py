@@ -135,8 +135,16 @@ def device_option(verdict: Verdict | None) -> str:
     return " --device cuda" if verdict is not None and verdict.evidence.device.startswith("cuda") else ""
 
 
+NO_GAIN = {
+    "slower": "It is slower than PyTorch: keep PyTorch's own code.",
+    "same": "It is as fast as PyTorch and no faster.",
+}
+
+
 def _doubts(verdict: Passed) -> str:
     doubts = []
+    if verdict.measurement.comparison in NO_GAIN:
+        doubts.append(NO_GAIN[verdict.measurement.comparison])
     if verdict.measurement.comparison in DOUBTS:
         why = DOUBTS[verdict.measurement.comparison]
         doubts.append(f"{why[0].upper()}{why[1:]}. Judge it again before you rely on it.")

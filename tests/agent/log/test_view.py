@@ -205,8 +205,12 @@ def doubtful(status=None, samples=(2.0, 2.0), device="cpu"):
 
 @pytest.mark.parametrize(
     ("doubts", "said"),
-    [({"status": "weak"}, "not ranked: zeros pass."), ({"samples": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)}, "too noisy")],
-    ids=["a problem that lazy answers pass", "a noisy measurement"],
+    [
+        ({"status": "weak"}, "not ranked: zeros pass."),
+        ({"samples": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)}, "too noisy"),
+        ({"samples": (0.5, 0.5)}, "slower than PyTorch"),
+    ],
+    ids=["a problem that lazy answers pass", "a noisy measurement", "a slower kernel"],
 )
 def test_the_readme_warns_of_what_is_doubtful(log, doubts, said):
     config = CONFIG.model_copy(update={"attempts": 1})
