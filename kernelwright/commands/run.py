@@ -399,8 +399,9 @@ def _print(running: "Running", views: "list[View]", folder: Path, as_json: bool)
         best = folder / "best" / kept
         rules, again = best / PROBLEM, device_option(found.ruling)
         named = kept if _is_as_shipped(running.log.problem(kept)) else rules
-        print(f"\nEach kept kernel lies in {folder / 'best' / 'PROBLEM'} with its problem, verdict and how to use it.")
+        print(f"\nEach kept kernel lies in {folder / 'best' / 'PROBLEM'} with its problem and verdict.")
         print("Next:")
+        print(f"  {own_command()} export {folder} --best FOLDER   # each with a script that puts it into a model")
         print(f"  {own_command()} judge {rules} {best / 'candidate.py'}{again}   # judge one again")
         print(f"  {own_command()} prompt {named}   # what a model is asked")
         print(f"  {own_command()} run {named} --model MODEL   # ask your own model; the key in OPENAI_API_KEY")
