@@ -138,6 +138,8 @@ def _note_left_out(folder: Path, files: "list[CandidateFile]", strangers: list[s
     if strangers:
         shown = ", ".join(strangers[:3]) + (", ..." if len(strangers) > 3 else "")
         note(f"{len(strangers)} files belong to no problem ({shown}); {rule}")
+    if replies := sum(path.suffix in (".md", ".txt") for path in folder.rglob("*")):
+        note(f"{replies} .md and .txt files are not judged; take candidates out of replies by `kernelwright extract`")
     named = {file.problem for file in files}
     unread = [f"{name}: {why}" for name, why in broken.items() if name not in named]
     if unread:

@@ -23,6 +23,7 @@ def folders(tmp_path):
         "candidates/2_broken/a.py": RIGHT,
         "candidates/3_crashes/a.py": RIGHT,
         "candidates/stranger.py": RIGHT,
+        "candidates/1_cumsum/reply.md": RIGHT,
     }
     for place, text in texts.items():
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +49,7 @@ def test_one_bad_candidate_or_problem_does_not_stop_the_batch(kernelwright, fold
         "3_crashes/a.py": ("not_judged", None),
     }
     assert done.returncode == 1
-    assert "stranger.py" in done.stderr
+    assert "stranger.py" in done.stderr and "1 .md and .txt files" in done.stderr
     assert lines["1_cumsum/again.py"]["problem"] == "level1/1_cumsum"
 
 
