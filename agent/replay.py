@@ -11,6 +11,7 @@ from typing import Any
 
 from kernelwright.agent.briefs import BriefMaker, sheet_in
 from kernelwright.agent.compat import is_complete_text
+from kernelwright.agent.config import SearchConfig
 from kernelwright.agent.engine import Decider, PreparedAsk, asked_again, extracted, noted, replies_of
 from kernelwright.agent.log import events
 from kernelwright.agent.log.store import RunLog, Setting
@@ -18,7 +19,7 @@ from kernelwright.agent.log.view import View
 from kernelwright.agent.steering import IdeaStatistics, load_prices
 from kernelwright.agent.strategies import Stop, load_strategy
 from kernelwright.problems.problem import Record
-from kernelwright.prompts import TargetVersions, continued
+from kernelwright.prompts import Prompt, TargetVersions, continued
 
 
 class ReplayDiffers(Exception):
@@ -42,6 +43,15 @@ def replay(recorded: RunLog, folder: Path) -> Replay:
     if before != after:
         raise ReplayDiffers(f"the log's digest was {before} and is {after} now; the record is damaged")
     return Replay(events=player.count, digest=after)
+
+
+def recorded_decider(log: RunLog, texts: RunLog, problem: str, config: SearchConfig, prompt: Prompt) -> Decider:
+    """Make what decides in a run, for the device that one of its prompts names; `texts` has what its views name."""
+    versions = TargetVersions.model_validate(log.header.config.get("versions") or {})
+    shown = next((section.text for section in prompt.sections if section.name == "hardware"), "\n\nunknown")
+    briefs = BriefMaker(sheet_in(shown, prompt.target), versions, texts, config.history_tokens)
+    strategy = load_strategy(config.strategy, config)
+    return Decider(log.problem(problem), config, strategy, briefs, load_prices(config.prices))
 
 
 class _Player:
@@ -114,11 +124,7 @@ class _Player:
             return body, texts
         queue = self.opened[body.problem]
         if body.decision.first == body.attempt:
-            versions = TargetVersions.model_validate(self.recorded.header.config.get("versions") or {})
-            shown = next((section.text for section in prompt.sections if section.name == "hardware"), "\n\nunknown")
-            briefs = BriefMaker(sheet_in(shown, body.ask.target), versions, self.again, config.history_tokens)
-            strategy, problem = load_strategy(config.strategy, config), self.recorded.problem(body.problem)
-            decider = Decider(problem, config, strategy, briefs, load_prices(config.prices))
+            decider = recorded_decider(self.recorded, self.again, body.problem, config, prompt)
             decision = decider.decide(view, body.decision.room)
             if isinstance(decision, Stop) or not decision:
                 reason = decision.reason if isinstance(decision, Stop) else "there is nothing to ask yet"

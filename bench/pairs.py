@@ -46,8 +46,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 FILE = "pairs.toml"
 ROOM = 1.3
 COMMANDS = ("choose", "ask", "judge", "tell")
-SETTINGS = JudgeSettings(device="cuda", effort="search")
-PROFILING = SETTINGS.model_copy(update=SCREEN | {"profile": True})
+PROFILING = JudgeSettings(device="cuda", effort="search").model_copy(update=SCREEN | {"profile": True})
 """One worker and no compiled baseline; the effort `screen` itself looks no closer."""
 SIDE_BY_SIDE = JudgeSettings(device="cuda", effort="rank", worker_pairs=2, min_pairs=16, baselines=())
 """Only the ratio of child to parent counts, so one baseline serves both."""

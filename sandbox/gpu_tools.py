@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -221,15 +222,15 @@ def ncu_command(
 
 def costly_names(kernels: Sequence[KernelTime]) -> list[str]:
     """Return the base names of the kernels that make up `PROFILED_SHARE` of the time, the longest first."""
-    ms: dict[str, float] = {}
+    ms: defaultdict[str, float] = defaultdict(float)
     for one in kernels:
-        ms[base_name(one.name)] = ms.get(base_name(one.name), 0.0) + one.ms
-    names, left = [], (1 - PROFILED_SHARE) * sum(ms.values())
-    for name in sorted(ms, key=lambda name: ms[name]):
-        left -= ms[name]
-        if left < 0:
+        ms[base_name(one.name)] += one.ms
+    names, left = [], PROFILED_SHARE * sum(ms.values())
+    for name in sorted(ms, key=lambda name: -ms[name]):
+        if left > 0:
             names.append(name)
-    return names[::-1]
+        left -= ms[name]
+    return names
 
 
 def _ncu(path: str, launches: int, metrics: Sequence[str]) -> list[str]:
@@ -373,7 +374,7 @@ def _sanitized(subject: Subject) -> Memcheck:
 
 
 def _profiled(subject: Subject) -> None:
-    path, metrics, kernels = tool_of(PROFILE), METRICS, subject.built.look.kernels if subject.built.look else ()
+    path, metrics, kernels = tool_of(PROFILE), METRICS, (subject.built.look or Look()).kernels
     for _ in range(MOST_LACKING):  # a device lacks some counters, and ncu then reads none
         ran = run_call(subject, Tool(path, tuple(ncu_command(path, "{report}", metrics, kernels)), NCU_ENVIRONMENT))
         counters, said = tuple(read_counters(ran.report)), f"{ran.report}\n{ran.printed}"

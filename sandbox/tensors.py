@@ -473,16 +473,14 @@ def in_shared_mapping(pid: int, claims: list[Any]) -> bool:
         lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
     except OSError:  # it has ended, which the next question finds
         return False
-    fields = [line.split(None, 5) for line in lines]  # range, permissions, offset, device, inode, path
-    files = [(*one[3:5],) for one in fields]
-    run = {file for one, file in zip(fields, files, strict=True) if b"x" in one[1]}
-    written = Counter(file for one, file in zip(fields, files, strict=True) if b"w" in one[1])
-    shared = [
-        one[0].split(b"-")
-        for one, file in zip(fields, files, strict=True)
-        if one[1].endswith(b"s") or (one[4] != b"0" and (file not in run or written[file] > 1))
+    mapped = [(where, how, (device, inode)) for where, how, _, device, inode, *_ in map(bytes.split, lines)]
+    run = {file for _, how, file in mapped if b"x" in how}
+    written = Counter(file for _, how, file in mapped if b"w" in how)
+    ranges = [
+        tuple(int(end, 16) for end in where.split(b"-"))
+        for where, how, file in mapped
+        if how.endswith(b"s") or (file[1] != b"0" and (file not in run or written[file] > 1))
     ]
-    ranges = [(int(start, 16), int(end, 16)) for start, end in shared]
     for place in map(HostTensor.checked, claims):
         end = place.address + place.extent * place.itemsize
         if place.extent and any(start < end and place.address < stop for start, stop in ranges):

@@ -142,11 +142,10 @@ NO_GAIN = {
 
 
 def _doubts(verdict: Passed) -> str:
-    doubts = []
-    if verdict.measurement.comparison in NO_GAIN:
-        doubts.append(NO_GAIN[verdict.measurement.comparison])
-    if verdict.measurement.comparison in DOUBTS:
-        why = DOUBTS[verdict.measurement.comparison]
+    comparison = verdict.measurement.comparison
+    doubts = [NO_GAIN[comparison]] if comparison in NO_GAIN else []
+    if comparison in DOUBTS:
+        why = DOUBTS[comparison]
         doubts.append(f"{why[0].upper()}{why[1:]}. Judge it again before you rely on it.")
     if verdict.measurement.timing_clock in OLDER_CLOCKS:
         doubts.append("An older clock timed it: compare it with no other time before you judge it again.")

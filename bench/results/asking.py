@@ -12,14 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kernelwright.agent.briefs import BriefMaker, sheet_in
-from kernelwright.agent.engine import Decider
 from kernelwright.agent.log.store import Journal, RunLog
 from kernelwright.agent.providers import AnswerPending
 from kernelwright.agent.providers.files import TASKS, FilesProvider
-from kernelwright.agent.steering import load_prices
-from kernelwright.agent.strategies import Stop, load_strategy
-from kernelwright.prompts import TargetVersions
+from kernelwright.agent.replay import recorded_decider
+from kernelwright.agent.strategies import Stop
 
 
 def without_open(rows: Sequence[Sequence[Any]], answers: Collection[str]) -> list[Sequence[Any]]:
@@ -58,10 +55,7 @@ def _ask(log: RunLog, journal: Journal) -> None:
     """Ask for the device that the first request named; the end of a search is left to `resume`."""
     view, config = journal.view, journal.view.config
     assert config is not None, "it has been asked before"
-    shown = next(one.text for one in log.prompt(view.attempts[0].prompt).sections if one.name == "hardware")
-    versions = TargetVersions.model_validate(log.header.config.get("versions") or {})
-    briefs = BriefMaker(sheet_in(shown, config.target), versions, log, config.history_tokens)
-    strategy, prices = load_strategy(config.strategy, config), load_prices(config.prices)
-    decision = Decider(log.problem(view.problem), config, strategy, briefs, prices).decide(view, config.slots)
+    first = log.prompt(view.attempts[0].prompt)
+    decision = recorded_decider(log, log, view.problem, config, first).decide(view, config.slots)
     if not isinstance(decision, Stop):
         journal.write_all(decision)

@@ -144,10 +144,8 @@ def leaderboard(
         if stale := sum(row.stale for board in found for row in board.rows):
             remedy = "--verify judges those of the best rows again"
             print(f"{stale} numbers were reached under another judge version; {remedy}")
-        provisional = Counter(
-            cell.why for board in found for row in board.rows for cell in row.cells if cell.status == "provisional"
-        )
-        for why, count in provisional.items():
+        cells = (cell for board in found for row in board.rows for cell in row.cells)
+        for why, count in Counter(cell.why for cell in cells if cell.status == "provisional").items():
             print(f"{count} kernels do not count: {why}; --verify judges those of the best rows in full")
     elif out is None:
         print(FORMATS[chosen](found))

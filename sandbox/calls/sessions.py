@@ -244,9 +244,7 @@ class Session:
         claims = described(answer)[1]
         first, self._is_spoilt = not self._is_spoilt, True
         if (first or not secrets.randbelow(LOOKS_AT_ONE_OF)) and in_shared_mapping(self._child.pid, claims):
-            raise Misbehaved(
-                "the result lies in memory that is mapped shared, or from a file; return memory of its own"
-            )
+            raise Misbehaved("the result lies in memory that is mapped shared or from a file; return memory of its own")
         try:
             spoil(self._child.pid, claims)
         except MemoryReadError:

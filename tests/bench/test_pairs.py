@@ -69,7 +69,7 @@ def test_a_parent_is_profiled():
 def test_a_parent_and_its_children_have_a_verdict_each():
     problem = load_problem("rms_norm")
     right = problem.source.replace("class Model(", "class ModelNew(")
-    settings = JudgeSettings(effort="screen").at("screen")
+    settings = JudgeSettings(effort="screen")
     found = side_by_side(problem, {"no profile": "class ModelNew: ...\n", "parent": right}, settings)
     assert [found[name].outcome for name in ("no profile", "parent")] == ["failed", "passed"]
     with pytest.raises(SandboxError, match="the parent fails"):
