@@ -197,7 +197,9 @@ def judge(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
                 ratio = _speedup(child) / _speedup(verdicts["parent"]) if _speedup(child) else None
                 outcome = "no candidate" if child is None else child.outcome
                 row = {"pair": pair.name, "problem": pair.address, "kind": kind, "ratio": ratio, "outcome": outcome}
-                rows.add(row | {"source": sources.get(kind), "verdict": child and child.model_dump(mode="json")})
+                both = {"verdict": child, "parent": verdicts["parent"]}
+                stored = {name: found and found.model_dump(mode="json") for name, found in both.items()}
+                rows.add(row | {"source": sources.get(kind)} | stored)
                 print(f"{time.monotonic() - STARTED:4.0f} s {json.dumps(row)}", flush=True)
         except SandboxError as error:
             print(f"  {pair.name}: {error}", flush=True)
