@@ -7,6 +7,9 @@ and child are judged one after the other by the same reference processes.
 `python -m bench sections choose` fixes the pairs in `results/pairs.toml`, before any answer. `ask TREE OUT` profiles
 the parents under ncu and writes a task for each pair and kind; an answer lies next to its task, `NAME.answer.md`.
 `judge TREE OUT` judges what is answered; `tell OUT` draws the table. TREE is a checkout of KernelBench.
+
+`gains TREE` tells what the answers after the first correct one were worth, where that left as much: it and the best are
+judged one after the other in the same way.
 """
 
 import json
@@ -18,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bench.measuring import STARTED, Kept, Report, interval_by_problem, is_in_time, of_this_part
 from bench.results.again import problem_at
@@ -45,7 +48,9 @@ KINDS: tuple[Kind, ...] = ("no profile", "raw counters", "diagnoses")
 RESULTS = Path(__file__).parent.parent / "results"
 FILE = "pairs.toml"
 ROOM = 1.3
-COMMANDS = ("choose", "ask", "judge", "tell")
+BEST = "best"
+"""The name of the best kernel beside the first correct one."""
+COMMANDS = ("choose", "ask", "judge", "tell", "gains")
 PROFILING = JudgeSettings(device="cuda", effort="search").model_copy(update=SCREEN | {"profile": True})
 """One worker and no compiled baseline; the effort `screen` itself looks no closer."""
 SIDE_BY_SIDE = JudgeSettings(device="cuda", effort="rank", worker_pairs=2, min_pairs=16, baselines=())
@@ -188,22 +193,60 @@ def judge(tree: Path, out: Path, folder: Path = RESULTS) -> Report:
         if not new or not is_in_time():
             continue
         found = {kind: extract(answers[kind].read_text(encoding="utf-8")) for kind in new}
-        sources = {kind: one.source for kind, one in found.items() if isinstance(one, Extraction)}
+        sources: dict[str, str] = {kind: one.source for kind, one in found.items() if isinstance(one, Extraction)}
         sources["parent"] = str(parents[pair.digest].source)
         try:
             verdicts = side_by_side(problem_at(tree, pair.address, pair.dtype), sources)
             for kind in new:
-                child = verdicts.get(kind)
-                ratio = _speedup(child) / _speedup(verdicts["parent"]) if _speedup(child) else None
-                outcome = "no candidate" if child is None else child.outcome
-                row = {"pair": pair.name, "problem": pair.address, "kind": kind, "ratio": ratio, "outcome": outcome}
-                both = {"verdict": child, "parent": verdicts["parent"]}
-                stored = {name: found and found.model_dump(mode="json") for name, found in both.items()}
-                rows.add(row | {"source": sources.get(kind)} | stored)
-                print(f"{time.monotonic() - STARTED:4.0f} s {json.dumps(row)}", flush=True)
+                rows.add(_row(pair, kind, sources.get(kind), verdicts))
         except SandboxError as error:
             print(f"  {pair.name}: {error}", flush=True)
     return tell(rows.path)
+
+
+def _row(pair: Pair, kind: str, source: str | None, verdicts: Mapping[str, Verdict]) -> dict[str, object]:
+    """Return a row on the verdict `kind` beside the parent's, and print its beginning."""
+    child, parent = verdicts.get(kind), verdicts["parent"]
+    row: dict[str, object] = {"pair": pair.name, "problem": pair.address, "kind": kind, "digest": pair.digest}
+    row["ratio"] = _speedup(child) / _speedup(parent) if _speedup(child) else None
+    row["outcome"] = "no candidate" if child is None else child.outcome
+    print(f"{time.monotonic() - STARTED:4.0f} s {json.dumps(row)}", flush=True)
+    stored = {"verdict": child and child.model_dump(mode="json"), "parent": parent.model_dump(mode="json")}
+    return row | {"source": source} | stored
+
+
+def gains(tree: Path, folder: Path = RESULTS) -> Report:
+    """Judge the best kernel beside the first correct one, a row each in `gains.jsonl`; what is judged is left.
+
+    Where both are the same nothing is judged, and the row's ratio is 1.
+    """
+    rows = Kept("gains.jsonl")
+    known = {row["digest"] for row in rows.rows()}
+    for one in of_this_part(_records(folder)):
+        first = next((found for found in one.attempts if found.attempt.measurement), None)
+        room = room_of(first.attempt.measurement, SPARED) if first else None
+        if not (one.best and first and room and room >= ROOM) or one.best.digest in known or not is_in_time():
+            continue
+        pair = Pair(one.address, one.dtype, one.best.digest)
+        if first.digest == pair.digest:
+            rows.add({"pair": pair.name, "problem": pair.address, "kind": BEST, "digest": pair.digest, "ratio": 1.0})
+            continue
+        sources = {"parent": str(first.source), BEST: str(one.best.source)}
+        try:
+            rows.add(_row(pair, BEST, sources[BEST], side_by_side(problem_at(tree, *pair[:2]), sources)))
+        except SandboxError as error:
+            print(f"  {pair.name}: {error}", flush=True)
+    return tell_gains(rows.rows())
+
+
+def tell_gains(rows: Sequence[Mapping[str, Any]]) -> Report:
+    """Draw the mean speed of the best over that of the first correct kernel; one that fails here counts as 1."""
+    if not rows:
+        return Report("  nothing is judged yet")
+    logs = [(str(row["problem"]), math.log(row["ratio"] or 1.0)) for row in rows]
+    low, high = (math.exp(end) for end in interval_by_problem(logs))
+    mean = math.exp(statistics.fmean(value for _, value in logs))
+    return Report(f"  the best over the first correct kernel, {len(rows)} kernels: {mean:.3f} [{low:.3f}, {high:.3f}]")
 
 
 def side_by_side(
@@ -264,13 +307,13 @@ def verdict_of(low: float, high: float) -> str:
 
 
 def run(words: Sequence[str]) -> Report:
-    """Carry out one of the four commands; see the module."""
+    """Carry out one of the commands; see the module."""
     command, *rest = words
     paths = [Path(word) for word in rest]
     if command == "choose" and not paths:
         return choose()
     if command in ("ask", "judge") and len(paths) == 2:
         return (ask if command == "ask" else judge)(*paths)
-    if command == "tell" and len(paths) == 1:
-        return tell(paths[0])
-    raise SandboxError("give choose, ask TREE OUT, judge TREE OUT or tell FILE; see python -m bench sections")
+    if command in ("tell", "gains") and len(paths) == 1:
+        return (tell if command == "tell" else gains)(paths[0])
+    raise SandboxError("give choose, ask TREE OUT, judge TREE OUT, tell FILE or gains TREE; see bench/pairs.py")

@@ -4,7 +4,8 @@
 runs into the record first. These are runs over the same problems with other sections left out of their prompts
 (`kernelwright run --without SECTION`), and one leaves out nothing. Only the first attempt at each problem is compared.
 
-`python -m bench sections choose|ask|judge|tell`: kinds of evidence in an improvement's prompt, see `bench/pairs.py`.
+`python -m bench sections choose|ask|judge|tell|gains`: kinds of evidence in an improvement's prompt, and what the
+answers after the first were worth, see `bench/pairs.py`.
 """
 
 import statistics

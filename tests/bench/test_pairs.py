@@ -19,6 +19,7 @@ from bench.pairs import (
     side_by_side,
     tasks,
     tell,
+    tell_gains,
     verdict_of,
 )
 from kernelwright.problems import load_problem
@@ -113,3 +114,9 @@ def test_pairs_are_fixed_by_digest(tmp_path):
     (tmp_path / FILE).write_text('"level1/5 bfloat16" = "ab"\n')
     assert pairs_of(tmp_path) == [Pair("level1/5", "bfloat16", "ab")]
     assert pairs_of(tmp_path)[0].name == "level1-5-bfloat16"
+
+
+def test_a_search_s_gain_is_the_mean_over_its_kernels_and_a_failure_counts_as_none():
+    rows = [{"problem": f"level1/{number}", "ratio": ratio} for number, ratio in enumerate((1.0, 2.0, 4.0, None))]
+    assert "4 kernels: 1.682 [1.000, 2.8" in str(tell_gains(rows)), "the fourth root of 8"
+    assert "nothing is judged" in str(tell_gains([]))
