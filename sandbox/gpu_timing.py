@@ -69,6 +69,8 @@ CALL_S, OWN_S = 10.0, 15.0
 there is: others wait for the device."""
 SAMPLED, MOVED_SHARE = 4096, 0.1
 """Elements of a result that are looked up among the inputs, and how many of them may be there every time."""
+MULTIPLIER = 0x9E3779B97F4A7C15 - 2**64
+"""Odd, so that no bit of a joined word is lost."""
 PART = 2**24
 """Elements of an input that are looked through at a time: their places take 128 MiB."""
 
@@ -230,7 +232,7 @@ class DeviceTiming(Timing):
             self._retired.result()
         super().warm_up(session)
 
-    def _warm_beside(self, values: Values) -> None:
+    def _warm_beside(self, values: Values, result_bytes: int) -> None:
         """Have the other sides' processes started; all are brought to their speed alike, in `measure`."""
         self._sides_beside()
 
@@ -510,34 +512,53 @@ def _trusted(link: Link) -> float:
 
 
 def moves_data(inputs: Sequence[Values], outputs: Sequence[Values]) -> bool:
-    """Return whether a part of a result is made of inputs in other places, whatever the values."""
-    places: dict[int, torch.Tensor] = {}
-    moved: dict[int, torch.Tensor] = {}
-    for values, output in zip(inputs, outputs, strict=True):
-        there = [_words_of(raw) for raw in values.tensors if len(raw.data)]
-        for number, raw in enumerate(output.tensors):
-            words = _words_of(raw)
-            if not words.numel():
-                continue
-            if number not in places:
-                places[number] = torch.randint(words.numel(), (SAMPLED,), device=words.device)
-            sample = words[places[number]]
-            found = torch.zeros_like(sample, dtype=torch.bool)
-            for one in there:
-                if one.dtype == sample.dtype:
-                    found |= is_among(sample, one)
-            moved[number] = moved.get(number, True) & (found & (sample != 0))
-    return any(float(found.float().mean()) > MOVED_SHARE for found in moved.values())
+    """Return whether a part of a result is made of inputs in other places, whatever the values.
+
+    A moved word is at every call that of the same place of an input. So must not be a word with one bit changed: large
+    inputs of 16 bits hold so many that chance finds either.
+    """
+    sources = zip(*(values.tensors for values in inputs), strict=True)
+    there = [[_words_of(raw) for raw in raws] for raws in sources if len(raws[0].data)]
+    for raws in zip(*(output.tensors for output in outputs), strict=True):
+        words = [_words_of(raw) for raw in raws]
+        if not words[0].numel():
+            continue
+        places = torch.randint(words[0].numel(), (SAMPLED,), device=words[0].device)
+        sample = torch.stack([one[places] for one in words])
+        altered = sample.clone()
+        altered[-1] ^= 1
+        both = torch.cat([_joined(sample), _joined(altered)])
+        found = torch.zeros_like(both, dtype=torch.bool)
+        for columns in there:
+            if columns[0].dtype == sample.dtype:
+                found |= is_among(both, columns)
+        found &= (sample != 0).all(0).repeat(2)
+        moved, by_chance = found.float().view(2, -1).mean(1).tolist()
+        if moved - by_chance > MOVED_SHARE:
+            return True
+    return False
 
 
-def is_among(sample: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
-    """`torch.isin` of a small sample in any number of words: without sorting these, and beyond 2^31 of them."""
+def is_among(sample: torch.Tensor, columns: Sequence[torch.Tensor]) -> torch.Tensor:
+    """`torch.isin` of a small sample in any number of words: without sorting these, and beyond 2^31 of them.
+
+    The words of several columns are joined, as the sample's elements are.
+    """
     ordered: torch.Tensor = torch.unique(sample)
     hit = torch.zeros_like(ordered, dtype=torch.bool)
-    for part in torch.split(words, PART):
-        places = torch.searchsorted(ordered, part).clamp_(max=len(ordered) - 1)
-        hit[places[ordered[places] == part]] = True
+    for parts in zip(*(torch.split(column, PART) for column in columns), strict=True):
+        words = _joined(parts)
+        places = torch.searchsorted(ordered, words).clamp_(max=len(ordered) - 1)
+        hit[places[ordered[places] == words]] = True
     return hit[torch.searchsorted(ordered, sample)]
+
+
+def _joined(columns: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
+    """Combine each place's words of several columns into one of 64 bits; those of one column stay."""
+    joined = columns[0]
+    for column in columns[1:]:
+        joined = joined.long() * MULTIPLIER + column
+    return joined
 
 
 def _words_of(raw: RawTensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 A run that is resumed asks again word for word. Where the prompts have become better meanwhile, a parcel is unpacked
 without such requests for repairs and improvements, and `ask` decides again and writes the tasks. All it needs is the
-log: no device.
+log: no device. An outdated verdict that nothing but an open request followed goes too: its answer is judged again.
 """
 
 import asyncio
@@ -12,28 +12,47 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from bench.results.records import is_outdated
 from kernelwright.agent.log.store import Journal, RunLog
 from kernelwright.agent.providers import AnswerPending
 from kernelwright.agent.providers.files import TASKS, FilesProvider
 from kernelwright.agent.replay import recorded_decider
 from kernelwright.agent.strategies import Stop
+from kernelwright.sandbox.verdict.verdicts import Verdict
+
+VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 
 def without_open(rows: Sequence[Sequence[Any]], answers: Collection[str]) -> list[Sequence[Any]]:
-    """Leave requests out that start from an earlier attempt, have no answer's file and no later event.
+    """Leave out what is decided anew: requests that start from an earlier attempt and that nothing answers or follows.
 
     `rows`: seq, time, kind, problem, attempt and payload of each event; `answers`: names of files.
     """
+    rows = _without_outdated(rows, answers)
     last = {(row[3], row[4]): row[0] for row in rows}
-    kept = []
-    for row in rows:
-        seq, _, kind, problem, attempt, payload = row
-        if kind == "asked" and last[problem, attempt] == seq:
-            body = json.loads(payload)
-            if body["ask"]["parent"] and not any(body["request_digest"][:16] in name for name in answers):
-                continue
-        kept.append(row)
-    return kept
+    return [row for row in rows if not (last[row[3], row[4]] == row[0] and _is_open(row, answers))]
+
+
+def _is_open(row: Sequence[Any], answers: Collection[str]) -> bool:
+    """Return whether an event asks for a repair or an improvement that has no answer's file."""
+    if row[2] != "asked":
+        return False
+    body = json.loads(row[5])
+    return bool(body["ask"]["parent"]) and not any(body["request_digest"][:16] in name for name in answers)
+
+
+def _without_outdated(rows: Sequence[Sequence[Any]], answers: Collection[str]) -> list[Sequence[Any]]:
+    """Cut each problem's events before its last verdict, where that is outdated and only an open request follows."""
+    judged = {row[3]: row for row in rows if row[2] == "judged"}
+    cut = {}
+    for problem, found in judged.items():
+        later = [row for row in rows if row[3] == problem and row[0] > found[0] and row[2] != "resumed"]
+        verdict = VERDICT.validate_python(json.loads(found[5])["verdict"])
+        if is_outdated(verdict) and all(_is_open(row, answers) for row in later):
+            cut[problem] = found[0]
+    return [row for row in rows if row[0] < cut.get(row[3], row[0] + 1)]
 
 
 def ask(run: Path) -> int:

@@ -29,7 +29,7 @@ from kernelwright.problems.problem import Record, first_fault
 from kernelwright.prompts.brief import estimated_tokens
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE_FIELD, judged_by
-from kernelwright.sandbox.verdict.verdicts import SAME_WITHIN, Measurement, Passed, TimingClock
+from kernelwright.sandbox.verdict.verdicts import SAME_WITHIN, Measurement, Passed, TimingClock, Verdict
 
 L = TypeVar("L", bound=BaseModel)
 
@@ -335,13 +335,14 @@ def judgings_in(folder: Path) -> list[Judgement]:
 def rejudged(one: Searched, again: Sequence[Judgement]) -> tuple[Searched, list[Judgement]]:
     """Return the record with the first later verdict wherever its own is not in full by the present clock.
 
-    What is the best follows from these. Beside it all further judgings of the best, in the order of their times.
+    What is the best follows from these. Beside it all further judgings of the best, in the order of their times. An
+    outdated one counts only where there is no other.
     """
     mine: dict[str, list[Judgement]] = {}
     for later in again:
         if later.problem_digest == one.facts.digest:
             mine.setdefault(later.candidate_digest, []).append(later)
-    first = {digest: judgings[0] for digest, judgings in mine.items()}
+    first = {digest: min(judgings, key=lambda later: is_outdated(later.verdict)) for digest, judgings in mine.items()}
     attempts = [_later(answered, first.get(answered.digest)) for answered in one.attempts]
     pairs = zip(one.attempts, attempts, strict=True)
     used = {after.digest: first[after.digest] for before, after in pairs if after is not before}
@@ -352,7 +353,8 @@ def rejudged(one: Searched, again: Sequence[Judgement]) -> tuple[Searched, list[
         facts = one.facts.model_copy(update=counts_of(view) | {"best": _judged_kernel(view.best, used)})
         found = one.model_copy(update={"attempts": tuple(attempts), "facts": facts})
     digest = found.facts.best.candidate_digest if found.facts.best else ""
-    return found, [later for later in mine.get(digest, []) if later is not used.get(digest)]
+    further = [later for later in mine.get(digest, []) if not is_outdated(later.verdict)]
+    return found, [later for later in further if later is not used.get(digest)]
 
 
 def _later(answered: Answered, judging: Judgement | None) -> Answered:
@@ -360,8 +362,8 @@ def _later(answered: Answered, judging: Judgement | None) -> Answered:
     attempt = answered.attempt
     if judging is None or not attempt.passed or is_in_full(attempt):
         return answered
-    is_by_old_clock = _clock(attempt) in OLD_CLOCKS
-    changed = {"verdict": judging.verdict, "confirmed": None} if is_by_old_clock else {"confirmed": judging.verdict}
+    is_old = is_outdated(attempt.ruling)
+    changed = {"verdict": judging.verdict, "confirmed": None} if is_old else {"confirmed": judging.verdict}
     return answered.model_copy(update={"attempt": attempt.model_copy(update=changed)})
 
 
@@ -378,26 +380,34 @@ def _judged_kernel(best: Attempt | None, used: Mapping[str, Judgement]) -> Judge
     )
 
 
-OLD_CLOCKS = "events", "bound"
+OLD_CLOCKS, TELLS_MOVED = ("events", "bound"), 7
+"""The judge version that tells computed results from moved inputs also where these hold nearly every word."""
 
 
-def _clock(attempt: Attempt) -> TimingClock | None:
-    return attempt.measurement.timing_clock if attempt.measurement else None
+def is_outdated(verdict: Verdict | None) -> bool:
+    """Return whether a verdict is by an older clock, or doubted only since its result was taken for moved inputs."""
+    if not isinstance(verdict, Passed):
+        return False
+    found, version = verdict.measurement, judged_by(verdict.evidence.versions) or ""
+    check = found.on_device.check if found.on_device else None
+    is_doubted = check is not None and check.moves_data and found.comparison == "unconfirmed"
+    told_apart = version.isdecimal() and int(version) >= TELLS_MOVED
+    return found.timing_clock in OLD_CLOCKS or (is_doubted and not told_apart)
 
 
 def is_in_full(attempt: Attempt) -> bool:
-    """Return whether its verdict is a full measurement by the present clock."""
-    return attempt.is_measured_in_full and _clock(attempt) not in OLD_CLOCKS
+    """Return whether its verdict is a full measurement that is not outdated."""
+    return attempt.is_measured_in_full and not is_outdated(attempt.ruling)
 
 
 def waiting(one: Searched, again: Sequence[Judgement]) -> list[Answered]:
     """Return the answers of a problem that are to be judged next.
 
-    First those whose times are by an older clock, since which is the best depends on them; then the best in full; then
-    the best a second time.
+    First those whose verdicts are outdated, since which is the best depends on them; then the best in full; then the
+    best a second time.
     """
     now, further = rejudged(one, again)
-    old = {answered.digest: answered for answered in now.attempts if _clock(answered.attempt) in OLD_CLOCKS}
+    old = {answered.digest: answered for answered in now.attempts if is_outdated(answered.attempt.ruling)}
     if now.best is None or old:
         return list(old.values())
     return [] if further and is_in_full(now.best.attempt) else [now.best]

@@ -317,14 +317,15 @@ class Timing(Trial):
                 mine, theirs = mine._replace(output=nothing), theirs._replace(output=nothing)
                 del values  # before others take its place, which may be as large as the device holds
                 values = self.fresh.of(self.number)
-            self._warm_beside(values)
+            self._warm_beside(values, size)
             if turn == self._settings.warm_up - 1:
                 self._settle(session, values, (mine.milliseconds, theirs.milliseconds))
         self._spent_s += time.monotonic() - start if self.number > 0 else 0.0
 
-    def _warm_beside(self, values: Values) -> None:
+    def _warm_beside(self, values: Values, result_bytes: int) -> None:
         for other in (self._baselines.placebo(self.number), *self._baselines.compiled()):
             if other is not None:
+                other.expect(result_bytes)
                 other.call_ms(values)
 
     def retire(self, session: Session) -> None:

@@ -43,10 +43,17 @@ __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
         "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
-__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+// What is read once: its lines leave the L2 before all others.
+__device__ __forceinline__ uint64_t evict_first_policy() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier,
+                                          uint64_t policy) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+            "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy) : "memory");
 }
 
 __device__ __forceinline__ float low_half(uint32_t pair) { return __uint_as_float(pair << 16); }
@@ -76,6 +83,7 @@ avg_pool_11_kernel(const unsigned char* __restrict__ x, __nv_bfloat16* __restric
     if (threadIdx.x >= kConsumers) {
         if (threadIdx.x != kConsumers) return;
         // The producer.
+        const uint64_t policy = evict_first_policy();
         int s = 0;
         uint32_t parity = 0;
         int tile = static_cast<int>(blockIdx.x);
@@ -93,7 +101,7 @@ avg_pool_11_kernel(const unsigned char* __restrict__ x, __nv_bfloat16* __restric
             const int row = tile - plane * kOut;
             const int64_t first_row = static_cast<int64_t>(plane) * kSide + row * kPool;
             arrive_and_expect(&full[s], kTileBytes);
-            bulk_load(stages + s * kTileBytes, x + first_row * (kSide * 2), kTileBytes, &full[s]);
+            bulk_load(stages + s * kTileBytes, x + first_row * (kSide * 2), kTileBytes, &full[s], policy);
             tile = static_cast<int>(gridDim.x) + claimed;
             if (++s == kStages) {
                 s = 0;
@@ -191,7 +199,7 @@ extern "C" int avg_pool_11(const void* x, void* out, int64_t planes, void* count
 
 library = ctypes.CDLL(
     load_inline(
-        name="avg_pool_11_ring",
+        name="avg_pool_11_ring_evict_first",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3"],

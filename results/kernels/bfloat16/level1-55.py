@@ -25,17 +25,28 @@ constexpr int kHalf = 64;                            // out channels of a block
 
 constexpr int kLines = 259;                          // pixels of a row in shared memory: 258 and one against conflicts
 constexpr int kRowBytes = kLines * kIn * 2;
-constexpr int kSlots = 4;
+constexpr int kSlots = 3;
 constexpr int kTapBytes = kHalf * kIn * 2;
 constexpr int kStagePitch = 36;                      // words
 
+
+constexpr int kRawPitch = (kPixels + 8) * 2;         // bytes from channel to channel in the raw row
+constexpr int kRawCopy = kPixels * 2;                // of which a copy fills these
+constexpr int kRawEight = 8 * kRawPitch + 16;        // of 8 channels, and 16 against conflicts
+constexpr int kRawBytes = 8 * kRawEight;
+
 constexpr int kRingAt = 9 * kTapBytes;
-constexpr int kStageAt = kRingAt + kSlots * kRowBytes;
+constexpr int kRawAt = kRingAt + kSlots * kRowBytes;
+constexpr int kStageAt = kRawAt + kRawBytes;
 constexpr int kBarriersAt = kStageAt + 8 * 16 * kStagePitch * 4;
-constexpr int kSharedBytes = kBarriersAt + 2 * kSlots * 8 + 1024;
+constexpr int kScratchAt = kBarriersAt + 64;         // a word for each thread of the producer
+constexpr int kSharedBytes = kScratchAt + 128 * 4 + 1024;
 
 static_assert(kTapBytes % 1024 == 0, "swizzled tiles");
-static_assert(kBarriersAt % 8 == 0, "barriers");
+static_assert(kRawAt % 16 == 0 && kRawPitch % 16 == 0 && kRawEight % 16 == 0, "bulk copies");
+static_assert(kRawEight / 16 % 2 == 1, "bank conflicts");
+static_assert(kStageAt % 16 == 0, "stage");
+static_assert(kBarriersAt % 8 == 0 && (2 * kSlots + 1) * 8 <= 64, "barriers");
 static_assert(kSharedBytes <= 232448, "shared memory");
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
@@ -48,10 +59,21 @@ __device__ __forceinline__ void show_started() { asm volatile("fence.mbarrier_in
 __device__ __forceinline__ void arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
+__device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
 __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
     asm volatile(
         "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+// Global to shared memory, a multiple of 16 bytes, counted by the barrier.
+__device__ __forceinline__ void copy(uint32_t to, const void* from, int bytes, uint64_t* barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
 }
 
 template <int S>
@@ -103,13 +125,17 @@ __device__ __forceinline__ uint32_t pair(float low, float high) {
     const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&both);
 }
-__device__ __forceinline__ void load_16(uint32_t (&v)[4], const __nv_bfloat16* from) {
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "l"(from));
+__device__ __forceinline__ void read_16(uint32_t (&v)[4], uint32_t from) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(from) : "memory");
+}
+// Shared memory that nobody reads: the value must be there before what follows in program order is issued.
+__device__ __forceinline__ void need(uint32_t to, uint32_t value) {
+    asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
 }
 __device__ __forceinline__ uint32_t load_4(const __nv_bfloat16* from) {
     uint32_t v;
-    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(from));
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v) : "l"(__cvta_generic_to_global(from)) : "memory");
     return v;
 }
 
@@ -123,6 +149,7 @@ conv_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
     uint8_t* ring = memory + kRingAt;
     uint64_t* full = reinterpret_cast<uint64_t*>(memory + kBarriersAt);
     uint64_t* empty = full + kSlots;
+    uint64_t* fetched = empty + kSlots;
 
     const int lane = threadIdx.x % 32;
     const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
@@ -138,6 +165,7 @@ conv_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
             start(&full[s], 4);   // the producer's warps
             start(&empty[s], 8);  // the consumers' warps
         }
+        start(fetched, 4);        // the producer's warps, and the bytes that they expect
         show_started();
     }
     __syncthreads();
@@ -147,10 +175,15 @@ conv_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
         const int t = threadIdx.x - 256;
         const int eight = lane % 8;                       // which 8 channels
         const int pixel = t / 32 * 64 + lane / 8 * 8;     // first of 8 pixels, and 32 further on of another 8
+        const uint32_t raw_row = shared_address(memory + kRawAt);
+        const uint32_t read_from = raw_row + eight * kRawEight + pixel * 2;
+        const uint32_t scratch = shared_address(memory + kScratchAt) + t * 4;
+        const int channel = t / 32 * 16 + lane % 16;      // which lanes 0 to 15 fetch
+        const uint32_t fetch_to = raw_row + channel / 8 * kRawEight + channel % 8 * kRawPitch;
         uint32_t data[2][8][4];
-        uint32_t side = 0;
         int tile = begin, row = 0, row_end = 0;
-        bool has_side = false;
+        bool has_side = false;                            // pixels 256 and 257 of channel t, from the next strip
+        uint32_t next_side = 0;                           // those of the row that is being fetched
         const __nv_bfloat16* from = nullptr;
         const __nv_bfloat16* side_from = nullptr;
 
@@ -160,27 +193,59 @@ conv_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
             const int count = min(end - tile, kOutHeight - row);
             row_end = row + count + 2;
             tile += count;
-            const __nv_bfloat16* image =
+            const __nv_bfloat16* corner =
                 x + static_cast<int64_t>(strip / kStrips) * kIn * kPlane + strip % kStrips * kPixels;
-            from = image + static_cast<int64_t>(eight * 8) * kPlane + pixel;
-            side_from = image + static_cast<int64_t>(t % 64) * kPlane + kPixels;
+            from = corner + static_cast<int64_t>(channel) * kPlane;
+            side_from = corner + static_cast<int64_t>(t % 64) * kPlane + kPixels;
             has_side = t < 64 && strip % kStrips != kStrips - 1;
         };
-        auto load = [&]() {
-            const __nv_bfloat16* at = from + row * kWidth;
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-#pragma unroll
-                for (int i = 0; i < 8; ++i) load_16(data[j][i], at + i * kPlane + j * 32);
-            }
-            side = 0;
-            if (has_side) side = load_4(side_from + row * kWidth);
+        auto fetch = [&]() {
+            if (lane == 0) arrive_and_expect(fetched, 16 * kRawCopy);
+            __syncwarp();
+            if (lane < 16) copy(fetch_to, from + row * kWidth, kRawCopy, fetched);
+            __syncwarp();
+            next_side = 0;
+            if (has_side) next_side = load_4(side_from + row * kWidth);
+            __syncwarp();
         };
 
         if (begin < end) {
             open();
-            load();
+            fetch();
             for (int fill = 0;; ++fill) {
+                const uint32_t side = next_side;
+                wait(fetched, fill % 2);
+                __syncwarp();
+                uint32_t all = 0;
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) read_16(data[j][i], read_from + i * kRawPitch + j * 64);
+                }
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+                        for (int k = 0; k < 4; ++k) all ^= data[j][i][k];
+                    }
+                }
+                need(scratch, all);  // every word read has come
+                show_stores();       // and the copy to come, by the other proxy, is ordered behind the reads
+
+                // All have read the raw row: the next one may come.
+                bool more = true;
+                ++row;
+                if (row == row_end) {
+                    if (tile == end) {
+                        more = false;
+                    } else {
+                        open();
+                    }
+                }
+                meet(4, 128);
+                if (more) fetch();
+
                 const int slot = fill % kSlots;
                 wait(&empty[slot], (fill / kSlots % 2) ^ 1);
                 uint8_t* to = ring + slot * kRowBytes;
@@ -210,12 +275,7 @@ conv_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict
                 show_stores();
                 __syncwarp();
                 if (lane == 0) arrive(&full[slot]);
-                ++row;
-                if (row == row_end) {
-                    if (tile == end) break;
-                    open();
-                }
-                load();
+                if (!more) break;
             }
         }
     } else {
@@ -367,7 +427,7 @@ SOURCE = SOURCE.replace("@SUMS@", ", ".join(f'"+f"(d[{i}])' for i in range(128))
 
 library = ctypes.CDLL(
     load_inline(
-        name="conv2d_rows_wgmma",
+        name="conv2d_rows_wgmma_bulk_ordered",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],

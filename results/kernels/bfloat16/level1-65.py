@@ -19,27 +19,32 @@ constexpr int kOutH = 514;
 constexpr int kOutW = 518;
 constexpr int kTaps = 21;
 
+constexpr int kConsumers = 3;                  // warpgroups; each owns every third output row
 constexpr int kTile = 176;                     // output columns of a tile
+constexpr int kLastTile = 168;                 // of the third tile of a row, which needs 166
 constexpr int kTiles = 3;
-constexpr int kConsumers = 3;                  // warpgroups; each takes every third output row
-constexpr int kStrips = kBatch * kTiles;
-constexpr int kUnits = kStrips * kOutH;        // row tiles
 
 constexpr int kLines = kTile + 8;              // 184
 constexpr int kPairs = kLines / 2;             // 92
-constexpr int kRounds = (kPairs + 31) / 32;    // 3
+constexpr int kItems = 4 * kPairs;             // 368 of a stage
 constexpr int kPanel = kLines * 16;            // bytes of 8 channels
-constexpr int kStageBytes = kPanel * 4;        // 32 channels
-constexpr int kStages = 5;
+constexpr int kStageBytes = kPanel * 4;        // 32 channels of one input row
+constexpr int kStages = 4;                     // two input rows
 constexpr int kTapBytes = kChannels * kChannels * 2;
 constexpr int kWeightBytes = kTaps * kTapBytes;
-constexpr int kBarrierOffset = kWeightBytes + kStages * kStageBytes;
+constexpr int kStagingOffset = kWeightBytes + kStages * kStageBytes;
+constexpr int kStagingBytes = 1024;            // of one consumer warp
+constexpr int kBarrierOffset = kStagingOffset + 4 * kConsumers * kStagingBytes;
 constexpr int kSharedBytes = kBarrierOffset + 128;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kAcc = kTile / 2;                // 88 floats a thread
 
+constexpr int kCost = kTile / 8;               // of a row of tile 0 or 1
+constexpr int kLastCost = kLastTile / 8;       // of tile 2
+constexpr int kImageCost = kOutH * (2 * kCost + kLastCost);
+
 static_assert(kSharedBytes <= 232448, "shared memory");
-static_assert((2 * kStages + 1) * 8 <= 128, "barriers");
+static_assert(2 * kTile + kLastTile >= kOutW, "columns");
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -50,8 +55,11 @@ __device__ __forceinline__ void bar_start(uint64_t* barrier, int arrivals) {
 __device__ __forceinline__ void bar_show_started() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-__device__ __forceinline__ void bar_arrive(uint64_t* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+// Predicated, so that the warp stays together.
+__device__ __forceinline__ void bar_arrive_if(uint64_t* barrier, int yes) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
+            shared_address(barrier)), "r"(yes) : "memory");
 }
 __device__ __forceinline__ void bar_arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
@@ -67,47 +75,56 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t b
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
             shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
-__device__ __forceinline__ void bulk_prefetch(const void* from, uint32_t bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 
 __device__ __forceinline__ void show_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// All but the latest group are done; the accumulators stay in flight.
-__device__ __forceinline__ void wait_older_products() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
+// Leaves the accumulators alone: the last group is still at work on them.
+__device__ __forceinline__ void wait_all_but_last() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 template <int N>
-__device__ __forceinline__ void wait_all_products(float (&d)[N]) {
+__device__ __forceinline__ void wait_products(float (&d)[N]) {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
-template <int kCount>
-__device__ __forceinline__ void give_up_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
-}
-template <int kCount>
-__device__ __forceinline__ void take_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
-}
 
 #define ACC4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 
-// D (64 x 176) += A (64 x 16) B (16 x 176), both K-major in shared memory.
-__device__ __forceinline__ void multiply(float (&d)[kAcc], uint64_t a, uint64_t b) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %90, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n176k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87}, "
-        "%88, %89, p, 1, 1, 0, 0;\n}"
-        : ACC4(0), ACC4(4), ACC4(8), ACC4(12), ACC4(16), ACC4(20), ACC4(24), ACC4(28), ACC4(32), ACC4(36), ACC4(40),
-          ACC4(44), ACC4(48), ACC4(52), ACC4(56), ACC4(60), ACC4(64), ACC4(68), ACC4(72), ACC4(76), ACC4(80), ACC4(84)
-        : "l"(a), "l"(b), "r"(1));
+// D (64 x N) = A (64 x 16) B (16 x N) + (add ? D : 0), both K-major in shared memory.
+template <int kN>
+__device__ __forceinline__ void multiply(float (&d)[kAcc], uint64_t a, uint64_t b, int add) {
+    if constexpr (kN == 176) {
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %90, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n176k16.f32.bf16.bf16 "
+            "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+            "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+            "%80, %81, %82, %83, %84, %85, %86, %87}, "
+            "%88, %89, p, 1, 1, 0, 0;\n}"
+            : ACC4(0), ACC4(4), ACC4(8), ACC4(12), ACC4(16), ACC4(20), ACC4(24), ACC4(28), ACC4(32), ACC4(36),
+              ACC4(40), ACC4(44), ACC4(48), ACC4(52), ACC4(56), ACC4(60), ACC4(64), ACC4(68), ACC4(72), ACC4(76),
+              ACC4(80), ACC4(84)
+            : "l"(a), "l"(b), "r"(add));
+    } else {
+        static_assert(kN == 168, "columns of a product");
+        asm volatile(
+            "{\n.reg .pred p;\nsetp.ne.b32 p, %86, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n168k16.f32.bf16.bf16 "
+            "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+            "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+            "%80, %81, %82, %83}, "
+            "%84, %85, p, 1, 1, 0, 0;\n}"
+            : ACC4(0), ACC4(4), ACC4(8), ACC4(12), ACC4(16), ACC4(20), ACC4(24), ACC4(28), ACC4(32), ACC4(36),
+              ACC4(40), ACC4(44), ACC4(48), ACC4(52), ACC4(56), ACC4(60), ACC4(64), ACC4(68), ACC4(72), ACC4(76),
+              ACC4(80)
+            : "l"(a), "l"(b), "r"(add));
+    }
 }
 
 // Upper half of a descriptor: distance of 8 lines, 128 bytes; no swizzle.
@@ -115,18 +132,65 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t low) {
     return (static_cast<uint64_t>(128 >> 4) << 32) | low;
 }
 
-// The 14 products of one kernel row and 32 channels, as one group. `a`, `b`: lower halves of the descriptors.
-__device__ __forceinline__ void products(float (&d)[kAcc], uint32_t a, uint32_t b) {
+// The 14 products of one kernel row and 32 channels. `a`, `b`: lower halves of the descriptors.
+template <int kN>
+__device__ __forceinline__ void products(float (&d)[kAcc], uint32_t a, uint32_t b, int add) {
     begin_products();
 #pragma unroll
     for (int kw = 0; kw < 7; ++kw) {
 #pragma unroll
         for (int ks = 0; ks < 2; ++ks) {
-            multiply(d, descriptor(a + kw * (kTapBytes / 16) + ks * (2 * kChannels * 16 / 16)),
-                     descriptor(b - kw + ks * (2 * kPanel / 16)));
+            multiply<kN>(d, descriptor(a + kw * (kTapBytes / 16) + ks * (2 * kChannels)),
+                         descriptor(b - kw + ks * (2 * kPanel / 16)), kw + ks == 0 ? add : 1);
         }
     }
     commit_products();
+}
+
+// One kernel row and one input row, which lies in two stages.
+template <int kN>
+__device__ __forceinline__ void row_products(float (&d)[kAcc], uint32_t a, uint32_t b, int add, uint64_t* full,
+                                             uint64_t* empty, uint32_t parity, int leader) {
+    bar_wait(full, parity);
+    products<kN>(d, a, b, add);
+    bar_wait(full + 1, parity);
+    products<kN>(d, a + 4 * kChannels, b + kStageBytes / 16, 1);
+    wait_all_but_last();
+    bar_arrive_if(empty, leader);
+    wait_products(d);
+    bar_arrive_if(empty + 1, leader);
+}
+
+// Writes 16 channels and up to 176 columns of one output row, through 1 KB of the warp's own.
+__device__ __forceinline__ void store_row(const float (&d)[kAcc], uint32_t* staging, __nv_bfloat16* to, int columns,
+                                          int lane) {
+    const int line = lane >> 2;
+    const int quarter = lane & 3;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int part = 0; part < 3; ++part) {
+            __syncwarp();
+#pragma unroll
+            for (int jj = 0; jj < 8; ++jj) {
+                const int j = part * 8 + jj;
+                if (j < kTile / 8) {
+                    const __nv_bfloat162 two = __floats2bfloat162_rn(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
+                    staging[line * 32 + ((jj * 4 + quarter) ^ (line * 4))] =
+                        *reinterpret_cast<const uint32_t*>(&two);
+                }
+            }
+            __syncwarp();
+            if (part * 64 + lane * 2 < columns) {
+#pragma unroll
+                for (int k = 0; k < 8; ++k) {
+                    const uint32_t value = staging[k * 32 + (lane ^ (k * 4))];
+                    *reinterpret_cast<uint32_t*>(to + (half * 8 + k) * (kOutH * kOutW) + part * 64 + lane * 2) = value;
+                }
+            }
+        }
+    }
+    __syncwarp();
 }
 
 // packed[tap][ci / 8][co][ci % 8]
@@ -148,14 +212,15 @@ __global__ void pack_weights_kernel(const uint16_t* __restrict__ weight, uint4* 
     packed[(tap * 8 + oct) * kChannels + co] = q;
 }
 
-__device__ __forceinline__ void prefetch_row(const __nv_bfloat16* x, int n, int ih, int tile) {
-    // Tile t wants the columns from 176 t - 8 to 176 t + 175 that exist.
-    if (threadIdx.x < kChannels) {
-        const int begin = max(tile * kTile - 8, 0);
-        const int end = min(tile * kTile + kTile, kW);
-        const int64_t at = (static_cast<int64_t>(n * kChannels + threadIdx.x) * kH + ih) * kW + begin;
-        bulk_prefetch(x + at, static_cast<uint32_t>((end - begin) * 2));
-    }
+// First row of a block's share, counted as (image * 3 + tile) * 514 + row; shares are equal by cost.
+__device__ __forceinline__ int first_unit(int block, int blocks) {
+    const int at = static_cast<int>(static_cast<int64_t>(block) * (kBatch * kImageCost) / blocks);
+    const int image = at / kImageCost;
+    const int rest = at - image * kImageCost;
+    const int tile = rest / (kOutH * kCost);
+    const int within = rest - tile * (kOutH * kCost);
+    const int row = tile == 2 ? within / kLastCost : within / kCost;
+    return (image * kTiles + tile) * kOutH + row;
 }
 
 __global__ void __launch_bounds__(kThreads, 1)
@@ -174,21 +239,31 @@ conv_kernel(const __nv_bfloat16* __restrict__ x, const unsigned char* __restrict
             bar_start(&full[s], 4);
             bar_start(&empty[s], 4 * kConsumers);
         }
-        bar_start(weights_full, 1);
+        for (int kh = 0; kh < 3; ++kh) bar_start(&weights_full[kh], 1);
         bar_show_started();
     }
     __syncthreads();
 
-    int unit = static_cast<int>(static_cast<int64_t>(blockIdx.x) * kUnits / gridDim.x);
-    const int last = static_cast<int>(static_cast<int64_t>(blockIdx.x + 1) * kUnits / gridDim.x);
-    int s = 0;
+    int unit = first_unit(static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+    const int last = first_unit(static_cast<int>(blockIdx.x) + 1, static_cast<int>(gridDim.x));
+    int slot = 0;   // input row in the ring: stages 2 slot and 2 slot + 1
     uint32_t parity = 0;
 
     if (threadIdx.x < 128) {
-        // Producer: transposes input rows into the ring. A warp takes 8 channels of a stage.
-        give_up_registers<104>();
-        const int oct = threadIdx.x / 32;
-        const int lane = threadIdx.x % 32;
+        // Producer: transposes input rows into the ring.
+        const int tid = static_cast<int>(threadIdx.x);
+        int item_from[3], item_column[3], item_to[3], item_odd[3];
+#pragma unroll
+        for (int k = 0; k < 3; ++k) {
+            const int i = tid + 128 * k;
+            const int oct = i / kPairs;
+            const int pair = i - oct * kPairs;
+            item_column[k] = 2 * pair - 8;
+            item_from[k] = oct * 8 * (kH * kW) + item_column[k];
+            item_odd[k] = pair >> 2 & 1;
+            item_to[k] = oct * kPanel + pair * 32;
+        }
+#pragma unroll 1
         while (unit < last) {
             const int strip = unit / kOutH;
             const int r0 = unit - strip * kOutH;
@@ -198,95 +273,89 @@ conv_kernel(const __nv_bfloat16* __restrict__ x, const unsigned char* __restrict
             const int tile = strip - n * kTiles;
             const int first_row = max(r0 - 2, 0);
             const int end_row = min(r1, kH);
-            const int first_column = tile * kTile - 8 + 2 * lane;
-            if (first_row < end_row) prefetch_row(x, n, first_row, tile);
+            bool inside[3];
+#pragma unroll
+            for (int k = 0; k < 3; ++k) {
+                inside[k] = tid + 128 * k < kItems &&
+                            static_cast<unsigned>(item_column[k] + tile * kTile) < static_cast<unsigned>(kW);
+            }
 #pragma unroll 1
             for (int ih = first_row; ih < end_row; ++ih) {
-                if (ih + 1 < end_row) prefetch_row(x, n, ih + 1, tile);
 #pragma unroll 1
                 for (int chunk = 0; chunk < 2; ++chunk) {
-                    const int base = ((n * kChannels + chunk * 32 + oct * 8) * kH + ih) * kW + first_column;
-                    const uint32_t* from = reinterpret_cast<const uint32_t*>(x + base);
-                    uint32_t v[kRounds][8];
+                    // All loads first: they are under way while the stage is awaited.
+                    const int base = ((n * kChannels + chunk * 32) * kH + ih) * kW + tile * kTile;
+                    uint32_t v[3][8];
 #pragma unroll
-                    for (int round = 0; round < kRounds; ++round) {
-                        const bool inside =
-                            lane + 32 * round < kPairs &&
-                            static_cast<unsigned>(first_column + 64 * round) < static_cast<unsigned>(kW);
-                        if (inside) {
+                    for (int k = 0; k < 3; ++k) {
+                        if (inside[k]) {
+                            const uint32_t* from = reinterpret_cast<const uint32_t*>(x + (base + item_from[k]));
 #pragma unroll
-                            for (int j = 0; j < 8; ++j) v[round][j] = __ldg(from + 32 * round + j * (kH * kW / 2));
+                            for (int j = 0; j < 8; ++j) v[k][j] = __ldg(from + j * (kH * kW / 2));
                         } else {
 #pragma unroll
-                            for (int j = 0; j < 8; ++j) v[round][j] = 0;
+                            for (int j = 0; j < 8; ++j) v[k][j] = 0;
                         }
                     }
+                    const int s = 2 * slot + chunk;
                     bar_wait(&empty[s], parity ^ 1);
-                    unsigned char* panel = stages + s * kStageBytes + oct * kPanel;
+                    unsigned char* stage = stages + s * kStageBytes;
 #pragma unroll
-                    for (int round = 0; round < kRounds; ++round) {
-                        const int pair = lane + 32 * round;
-                        if (pair < kPairs) {
+                    for (int k = 0; k < 3; ++k) {
+                        if (tid + 128 * k < kItems) {
                             // `odd` lanes write their odd pixel first: no bank conflicts.
-                            const int odd = pair >> 2 & 1;
+                            const int odd = item_odd[k];
                             const uint32_t select_first = odd ? 0x7632u : 0x5410u;
                             const uint32_t select_second = odd ? 0x5410u : 0x7632u;
-                            unsigned char* to = panel + pair * 32;
+                            unsigned char* to = stage + item_to[k];
                             uint4 q;
-                            q.x = __byte_perm(v[round][0], v[round][1], select_first);
-                            q.y = __byte_perm(v[round][2], v[round][3], select_first);
-                            q.z = __byte_perm(v[round][4], v[round][5], select_first);
-                            q.w = __byte_perm(v[round][6], v[round][7], select_first);
+                            q.x = __byte_perm(v[k][0], v[k][1], select_first);
+                            q.y = __byte_perm(v[k][2], v[k][3], select_first);
+                            q.z = __byte_perm(v[k][4], v[k][5], select_first);
+                            q.w = __byte_perm(v[k][6], v[k][7], select_first);
                             *reinterpret_cast<uint4*>(to + odd * 16) = q;
-                            q.x = __byte_perm(v[round][0], v[round][1], select_second);
-                            q.y = __byte_perm(v[round][2], v[round][3], select_second);
-                            q.z = __byte_perm(v[round][4], v[round][5], select_second);
-                            q.w = __byte_perm(v[round][6], v[round][7], select_second);
+                            q.x = __byte_perm(v[k][0], v[k][1], select_second);
+                            q.y = __byte_perm(v[k][2], v[k][3], select_second);
+                            q.z = __byte_perm(v[k][4], v[k][5], select_second);
+                            q.w = __byte_perm(v[k][6], v[k][7], select_second);
                             *reinterpret_cast<uint4*>(to + (16 - odd * 16)) = q;
                         }
                     }
                     show_stores();
                     __syncwarp();
-                    if (lane == 0) bar_arrive(&full[s]);
-                    if (++s == kStages) {
-                        s = 0;
-                        parity ^= 1;
-                    }
+                    bar_arrive_if(&full[s], tid % 32 == 0);
                 }
+                slot ^= 1;
+                if (slot == 0) parity ^= 1;
             }
         }
     } else {
-        // Consumers: every third output row each, all 176 pixels of it.
-        take_registers<136>();
+        // Consumers: warpgroup g makes the output rows r0 + g, r0 + g + 3, ...
         if (threadIdx.x == 128) {
             asm volatile("griddepcontrol.wait;" ::: "memory");
-            bar_arrive_and_expect(weights_full, kWeightBytes);
-            for (int tap = 0; tap < kTaps; ++tap)
-                bulk_load(weights + tap * kTapBytes, packed + tap * kTapBytes, kTapBytes, weights_full);
+            for (int kh = 2; kh >= 0; --kh) {
+                bar_arrive_and_expect(&weights_full[kh], 7 * kTapBytes);
+                for (int tap = kh * 7; tap < kh * 7 + 7; ++tap)
+                    bulk_load(weights + tap * kTapBytes, packed + tap * kTapBytes, kTapBytes, &weights_full[kh]);
+            }
         }
         __syncwarp();
-        const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0) - 1;
+        const int lane = static_cast<int>(threadIdx.x) & 31;
+        const int leader = lane == 0;
+        const int all_warps = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0) - 4;   // 0 to 11
+        const int group = all_warps >> 2;
+        const int warp = all_warps & 3;
+        uint32_t* staging = reinterpret_cast<uint32_t*>(shared + kStagingOffset + all_warps * kStagingBytes);
         const uint32_t a_low =
             (shared_address(weights) & 0x3ffff) >> 4 | static_cast<uint32_t>(kChannels * 16 >> 4) << 16;
-        const uint32_t b_low = ((shared_address(stages) + 8 * 16) & 0x3ffff) >> 4 |
-                               static_cast<uint32_t>(kPanel >> 4) << 16;
-        const bool leader = threadIdx.x % 32 == 0;
-        bar_wait(weights_full, 0);
+        const uint32_t b_low =
+            ((shared_address(stages) + 8 * 16) & 0x3ffff) >> 4 | static_cast<uint32_t>(kPanel >> 4) << 16;
 
-        // Passes over stages that this warpgroup does not need.
-        auto skip = [&](int count) {
+        float acc[kAcc];
+#pragma unroll
+        for (int i = 0; i < kAcc; ++i) acc[i] = 0.0f;
+
 #pragma unroll 1
-            for (int i = 0; i < count; ++i) {
-                bar_wait(&full[s], parity);
-                __syncwarp();
-                if (leader) bar_arrive(&empty[s]);
-                if (++s == kStages) {
-                    s = 0;
-                    parity ^= 1;
-                }
-            }
-        };
-
         while (unit < last) {
             const int strip = unit / kOutH;
             const int r0 = unit - strip * kOutH;
@@ -294,57 +363,44 @@ conv_kernel(const __nv_bfloat16* __restrict__ x, const unsigned char* __restrict
             unit += r1 - r0;
             const int n = strip / kTiles;
             const int tile = strip - n * kTiles;
+            const int first_row = max(r0 - 2, 0);
             const int end_row = min(r1, kH);
-            int row = max(r0 - 2, 0);   // the input row that comes next in the ring
+            const int columns = min(kTile, kOutW - tile * kTile);
+            __nv_bfloat16* const image =
+                out + static_cast<int64_t>(n * kChannels + warp * 16) * (kOutH * kOutW) + tile * kTile;
+            int r = r0 + group;
 #pragma unroll 1
-            for (int oh = r0 + group; oh < r1; oh += kConsumers) {
-                const int from_row = max(oh - 2, 0);
-                const int to_row = min(oh, kH - 1);
-                skip(2 * (from_row - row));
-                row = to_row + 1;
-
-                float acc[kAcc];
-#pragma unroll
-                for (int i = 0; i < kAcc; ++i) acc[i] = 0.0f;
-
-                const int steps = 2 * (to_row - from_row + 1);
-                const int first_kh = oh - from_row;
-                int previous = 0;
-#pragma unroll 1
-                for (int step = 0; step < steps; ++step) {
-                    bar_wait(&full[s], parity);
-                    const uint32_t a = a_low + (first_kh - (step >> 1)) * (7 * kTapBytes / 16) +
-                                       (step & 1) * (4 * kChannels * 16 / 16);
-                    const uint32_t b = b_low + s * (kStageBytes / 16);
-                    products(acc, a, b);
-                    wait_older_products();
+            for (int ih = first_row; ih < end_row; ++ih) {
+                const int kh = r - ih;
+                uint64_t* const row_full = full + 2 * slot;
+                uint64_t* const row_empty = empty + 2 * slot;
+                if (kh <= 2 && r < r1) {
+                    // The first input row of an output row overwrites the sums.
+                    const int add = (kh == 2 || ih == 0) ? 0 : 1;
+                    const uint32_t a = a_low + kh * (7 * kTapBytes / 16);
+                    const uint32_t b = b_low + slot * (2 * kStageBytes / 16);
+                    bar_wait(&weights_full[kh], 0);
+                    if (tile == 2) {
+                        row_products<kLastTile>(acc, a, b, add, row_full, row_empty, parity, leader);
+                    } else {
+                        row_products<kTile>(acc, a, b, add, row_full, row_empty, parity, leader);
+                    }
+                    if (kh == 0 || ih == kH - 1) {
+                        store_row(acc, staging, image + r * kOutW, columns, lane);
+                        r += 3;
+                    }
+                } else {
+                    // No use for this row: hand it back.
+                    bar_wait(row_full, parity);
                     __syncwarp();
-                    if (step > 0 && leader) bar_arrive(&empty[previous]);
-                    previous = s;
-                    if (++s == kStages) {
-                        s = 0;
-                        parity ^= 1;
-                    }
+                    bar_arrive_if(row_empty, leader);
+                    bar_wait(row_full + 1, parity);
+                    __syncwarp();
+                    bar_arrive_if(row_empty + 1, leader);
                 }
-                wait_all_products(acc);
-                __syncwarp();
-                if (leader) bar_arrive(&empty[previous]);
-
-                const int t = threadIdx.x & 127;
-                const int co = t / 32 * 16 + t % 32 / 4;
-                const int ow = tile * kTile + t % 4 * 2;
-                __nv_bfloat16* to = out + (static_cast<int64_t>(n * kChannels + co) * kOutH + oh) * kOutW + ow;
-#pragma unroll
-                for (int j = 0; j < kTile / 8; ++j) {
-                    if (ow + 8 * j < kOutW) {
-                        *reinterpret_cast<__nv_bfloat162*>(to + 8 * j) =
-                            __floats2bfloat162_rn(acc[4 * j], acc[4 * j + 1]);
-                        *reinterpret_cast<__nv_bfloat162*>(to + 8 * j + 8 * kOutH * kOutW) =
-                            __floats2bfloat162_rn(acc[4 * j + 2], acc[4 * j + 3]);
-                    }
-                }
+                slot ^= 1;
+                if (slot == 0) parity ^= 1;
             }
-            skip(2 * (end_row - row));
         }
     }
 }
@@ -387,7 +443,7 @@ extern "C" int conv_transpose_3x7(const void* x, const void* weight, void* packe
 
 library = ctypes.CDLL(
     load_inline(
-        name="conv_transpose_3x7_row_owners",
+        name="conv_transpose_3x7_rows",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a"],

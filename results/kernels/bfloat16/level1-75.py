@@ -9,26 +9,28 @@ SOURCE = r"""
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 
-// tune: ROWS in (8, 16, 32)
-constexpr int ROWS = 32;
+// tune: ROWS in (2, 4, 8, 16)
+constexpr int ROWS = 4;
+// tune: STAGES in (2, 3, 4)
+constexpr int STAGES = 4;
 
 constexpr int kThreads = 128;
 constexpr int kH = 128, kW = 256, kHW = kH * kW;
-constexpr int kRowWords = 383;                     // 766 outputs of 2 bytes
-constexpr int kPlaneWords = 257 * kRowWords;       // 98431, 31 modulo 32
-constexpr int kStretch = 2 * kRowWords;            // a row of results and a row of zeros
-constexpr int kPitch = 767;                        // 31 modulo 32, as the plane
-constexpr int kLine = 32;                          // words of a line of 128 bytes
-constexpr int kBufferWords = 12320;                // 31 + 16 * kPitch, rounded up to whole lines
-constexpr int kZeroWords = 384;                    // the source of row 0
-constexpr int kSharedWords = 2 * kBufferWords + kZeroWords;
-constexpr int kSharedBytes = kSharedWords * 4;
+constexpr int kRowWords = 383;                // 766 outputs of 2 bytes
+constexpr int kPlaneWords = 257 * kRowWords;  // 98431
+constexpr int kPitch = 13 * 32;               // a row of results at any shift within a line
+constexpr int kBufferWords = 16 * kPitch;
+constexpr int kZeroWords = 12 * 32;
+constexpr int kSlot = kZeroWords + STAGES * kBufferWords;
+constexpr int kSharedBytes = (kSlot + 4) * 4;
 constexpr int kChunks = 128 / ROWS;
 
-static_assert(kPlaneWords % kLine == 31 && kPitch % kLine == 31 && kRowWords % kLine == 31,
-              "same place within a line in shared memory as in the output");
-static_assert(kBufferWords % kLine == 0 && kBufferWords >= 31 + 16 * kPitch, "buffers are whole lines");
-static_assert(kSharedWords % 4 == 0, "cleared by 16 bytes");
+static_assert(128 % ROWS == 0 && ROWS >= 2, "the next item is known from the second step on");
+static_assert(kPlaneWords % 32 == 31 && kRowWords % 32 == 31, "both are -1 modulo a line");
+static_assert(STAGES * 16 <= kThreads, "one thread for each last word");
+
+__device__ unsigned int item_counters[4];
+__device__ unsigned int blocks_done;
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -91,22 +93,35 @@ __device__ __forceinline__ void pack_row(uint32_t (&f)[9], const Raw& raw, int l
     f[0] = lane < 4 ? (raw.e0 | raw.e1 << 16) : left;
 }
 
+// Where in its line row 2 r - 1 of a plane begins; channel is the output channel of 64 (64 planes are whole lines).
+__device__ __forceinline__ int shift_of(int channel, int r) { return (-channel - (2 * r - 1)) & 31; }
+
 __global__ void __launch_bounds__(kThreads, 2)
-transposed_kernel(const uint16_t* __restrict__ x, const uint16_t* __restrict__ weight, uint32_t* __restrict__ out) {
+transposed_kernel(const uint16_t* __restrict__ x, const uint16_t* __restrict__ weight, uint32_t* __restrict__ out,
+                  int items) {
     extern __shared__ __align__(128) uint32_t shared[];
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     const int n = lane / 4, t = lane % 4;
-    const int chunk = blockIdx.x % kChunks, image_group = blockIdx.x / kChunks;
-    const int image = image_group / 4, group = image_group % 4;
-    const int first = 1 + chunk * ROWS, last = first + ROWS - 1;
+    const int group = blockIdx.x % 4, per_group = gridDim.x / 4;
     const int q0 = warp * 64;
     const bool edge = lane < 4 && warp > 0;
+    volatile int* slot = reinterpret_cast<volatile int*>(shared + kSlot);
 
-    const uint16_t* lane_x = x + static_cast<int64_t>(image * 32 + group * 8 + 2 * t) * kHW + q0 + 8 * n;
-    Raw before2, before1, raw;
-    load_row(before2, lane_x, first - 2, edge);
-    load_row(before1, lane_x, first - 1, edge);
-    load_row(raw, lane_x, first, edge);
+    const uint16_t* group_x = x + (group * 8 + 2 * t) * kHW + q0 + 8 * n;
+    Raw before2 = {}, before1 = {}, raw = {};
+    auto load_item = [&](int which) {
+        const uint16_t* from = group_x + static_cast<int64_t>(which / kChunks) * (32 * kHW);
+        const int r = 1 + (which % kChunks) * ROWS;
+        load_row(before2, from, r - 2, edge);
+        load_row(before1, from, r - 1, edge);
+        load_row(raw, from, r, edge);
+    };
+    int item = blockIdx.x / 4;
+    if (item < items) load_item(item);
+
+    // The zero region, and the last word of each channel's lines, which no step writes.
+    for (int i = tid; i < kZeroWords; i += kThreads) shared[i] = 0;
+    if (tid < STAGES * 16) shared[kZeroWords + tid * kPitch + kPitch - 1] = 0;
 
     // Weights (32, 16, 3, 5): channel group * 8 + 2 t and the next one, outputs n and n + 8.
     uint32_t a01[2][3][4];  // s, kh
@@ -138,128 +153,164 @@ transposed_kernel(const uint16_t* __restrict__ x, const uint16_t* __restrict__ w
         a2[1][3] = 0;
     }
 
-    // Zeros everywhere; in each step all words but the 16 rows of results are zero.
-    {
-        uint4* all = reinterpret_cast<uint4*>(shared);
-        for (int i = tid; i < kSharedWords / 4; i += kThreads) all[i] = make_uint4(0, 0, 0, 0);
-    }
     show_stores();
     __syncthreads();
 
-    // For the stores: 8 lanes an output channel; the first of them issues the bulk store, all clear stale words.
-    // Only whole lines are stored: a stretch from word A to word B is sent as the lines from A & ~31 to B & ~31. The
-    // words before A are zeros of the row before, and the last zeros before B go with what follows.
-    const int store_oc = warp * 4 + lane / 8, store_lane = lane % 8;
-    const bool issuer = store_lane == 0;
-    const int64_t plane = static_cast<int64_t>(image * 64 + group * 16 + store_oc) * kPlaneWords;
-
-    if (chunk == 0 && issuer) {  // row 0; joins the first group
-        const int64_t begin = plane & ~static_cast<int64_t>(kLine - 1);
-        const int64_t end = (plane + kRowWords) & ~static_cast<int64_t>(kLine - 1);
-        bulk_store(out + begin, shared + 2 * kBufferWords, static_cast<uint32_t>(end - begin) * 4);
-    }
+    // Lanes 0 to 3 of each warp issue the bulk stores of an output channel each.
+    const bool issuer = lane < 4;
+    const int store_oc = warp * 4 + t;
+    const int store_channel = group * 16 + store_oc;
 
     uint32_t f0[9], f1[9], f2[9];  // rows r - 2, r - 1, r
-    pack_row(f0, before2, lane);
-    pack_row(f1, before1, lane);
+#pragma unroll
+    for (int j = 0; j < 9; ++j) {
+        f0[j] = 0;
+        f1[j] = 0;
+    }
+    int stage = 0;
 
 #pragma unroll 1
-    for (int r = first; r <= last; ++r) {
-        pack_row(f2, raw, lane);
-        if (r < last) load_row(raw, lane_x, r + 1, edge);
+    while (item < items) {
+        const int image = item / kChunks;
+        const int first = 1 + (item % kChunks) * ROWS;
+        const uint16_t* lane_x = group_x + static_cast<int64_t>(image) * (32 * kHW);
+        uint32_t* plane = out + (static_cast<int64_t>(image) * 64 + store_channel) * kPlaneWords;
+        int next = items;
+        unsigned int fetched = 0;
 
-        // The place of the stretch of the group's first channel within a line of the output.
-        const int start = (1 - 2 * r + 16 * group) & (kLine - 1);
-        uint32_t* buffer = shared + (r & 1) * kBufferWords;
+#pragma unroll 1
+        for (int k = 0; k < ROWS; ++k) {
+            const int r = first + k;
+            uint32_t* buffer = shared + kZeroWords + stage * kBufferWords;
+            const int store_shift = shift_of(store_channel, r);
+            const int value_lines = (store_shift + kRowWords + 31) / 32;  // 12 or 13; 11 lines of zeros follow
+            uint32_t* target = plane + ((2 * r - 1) * kRowWords - store_shift);
 
-        if (issuer) wait_stored<1>();  // what was sent from this buffer two steps ago has been read
-        __syncthreads();
-
-        // Two steps ago the start was 4 words higher or, where it wraps, 28 lower: clear what sticks out.
-        {
-            uint32_t* row = buffer + start + store_oc * kPitch;
-            if (start < 28) {
-                if (store_lane < 4) row[kRowWords + store_lane] = 0;
+            if (issuer) {
+                wait_stored<STAGES - 1>();  // what was sent from this buffer STAGES steps ago has been read
+                bulk_store(target + value_lines * 32, shared, 11 * 128);
+                if (r == 1) {  // row 0, from the line in which the plane begins
+                    const int b = (-store_channel) & 31;
+                    bulk_store(plane - b, shared, static_cast<uint32_t>((b + kRowWords) / 32 * 128));
+                }
+            }
+            if (k == 0) {
+                if (tid == 0) fetched = atomicAdd(&item_counters[group], 1u);
+                pack_row(f0, before2, lane);
+                pack_row(f1, before1, lane);
+            }
+            pack_row(f2, raw, lane);
+            if (k + 1 < ROWS) {
+                load_row(raw, lane_x, r + 1, edge);
             } else {
-                for (int i = store_lane; i < 28; i += 8) row[i - 28] = 0;
+                next = *slot;  // written in the item's first step, before a barrier
+                if (next < items) load_item(next);
             }
-        }
+            __syncthreads();
 
-        uint32_t* mine = buffer + start + n * kPitch + 3 * (q0 / 2 + 8 * t) - 1;
+            // Zeros around the values of this warp's four channels: words 0 to shift - 1 and shift + 383 to 414.
 #pragma unroll
-        for (int p = 0; p < 4; ++p) {
-            float d[2][3][4];
+            for (int i = 0; i < 4; ++i) {
+                const int oc = warp * 4 + i;
+                const int shift = shift_of(group * 16 + oc, r);
+                buffer[oc * kPitch + (lane < shift ? lane : lane + kRowWords)] = 0;
+            }
+
+            const int offset = 3 * (q0 / 2 + 8 * t) - 1;
+            uint32_t* mine[2];
+            mine[0] = buffer + (n * kPitch + shift_of(group * 16 + n, r) + offset);
+            mine[1] = buffer + ((n + 8) * kPitch + shift_of(group * 16 + n + 8, r) + offset);
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
+            for (int p = 0; p < 4; ++p) {
+                float d[2][3][4];
 #pragma unroll
-                for (int s = 0; s < 3; ++s) {
+                for (int i = 0; i < 2; ++i) {
 #pragma unroll
-                    for (int c = 0; c < 4; ++c) d[i][s][c] = 0.0f;
+                    for (int s = 0; s < 3; ++s) {
+#pragma unroll
+                        for (int c = 0; c < 4; ++c) d[i][s][c] = 0.0f;
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const int j = 2 * p + i;
+                    multiply(d[i][0], a01[0][0], f2[j + 1], f2[j]);
+                    multiply(d[i][1], a01[1][0], f2[j + 1], f2[j]);
+                    multiply(d[i][2], a2[0], f2[j + 1], f1[j + 1]);
+                    multiply(d[i][0], a01[0][1], f1[j + 1], f1[j]);
+                    multiply(d[i][1], a01[1][1], f1[j + 1], f1[j]);
+                    multiply(d[i][2], a2[1], f0[j + 1], 0u);
+                    multiply(d[i][0], a01[0][2], f0[j + 1], f0[j]);
+                    multiply(d[i][1], a01[1][2], f0[j + 1], f0[j]);
+                }
+#pragma unroll
+                for (int c = 0; c < 4; ++c) {
+                    // output channel n + 8 * (c / 2), position q0 + 16 t + 8 * (c % 2) + 2 p and the next one
+                    uint32_t* to = mine[c / 2] + 3 * (4 * (c % 2) + p);
+                    const uint32_t w0 = pair(d[0][0][c], d[0][1][c]);
+                    const uint32_t w1 = pair(d[0][2][c], d[1][0][c]);
+                    const uint32_t w2 = pair(d[1][1][c], d[1][2][c]);
+                    if (p == 0 && c % 2 == 0) {
+                        if (q0 + t > 0) to[0] = w0;  // columns -2 and -1 do not exist
+                    } else {
+                        to[0] = w0;
+                    }
+                    to[1] = w1;
+                    to[2] = w2;
                 }
             }
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int j = 2 * p + i;
-                multiply(d[i][0], a01[0][0], f2[j + 1], f2[j]);
-                multiply(d[i][1], a01[1][0], f2[j + 1], f2[j]);
-                multiply(d[i][2], a2[0], f2[j + 1], f1[j + 1]);
-                multiply(d[i][0], a01[0][1], f1[j + 1], f1[j]);
-                multiply(d[i][1], a01[1][1], f1[j + 1], f1[j]);
-                multiply(d[i][2], a2[1], f0[j + 1], 0u);
-                multiply(d[i][0], a01[0][2], f0[j + 1], f0[j]);
-                multiply(d[i][1], a01[1][2], f0[j + 1], f0[j]);
+            if (k == 0 && tid == 0) *slot = per_group + static_cast<int>(fetched);
+
+            show_stores();
+            __syncthreads();
+
+            if (issuer) {
+                bulk_store(target, buffer + store_oc * kPitch, static_cast<uint32_t>(value_lines * 128));
+                commit_stores();
             }
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+
 #pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                // output channel n + 8 * (c / 2), position q0 + 16 t + 8 * (c % 2) + 2 p and the next one
-                uint32_t* to = mine + (c / 2) * 8 * kPitch + 3 * (4 * (c % 2) + p);
-                const uint32_t w0 = pair(d[0][0][c], d[0][1][c]);
-                const uint32_t w1 = pair(d[0][2][c], d[1][0][c]);
-                const uint32_t w2 = pair(d[1][1][c], d[1][2][c]);
-                if (p == 0 && c % 2 == 0) {
-                    if (q0 + t > 0) to[0] = w0;  // columns -2 and -1 do not exist
-                } else {
-                    to[0] = w0;
-                }
-                to[1] = w1;
-                to[2] = w2;
+            for (int j = 0; j < 9; ++j) {
+                f0[j] = f1[j];
+                f1[j] = f2[j];
             }
         }
-
-        show_stores();
-        __syncthreads();
-
-        if (issuer) {
-            const int at = start + store_oc * kPitch;
-            const int begin = at & ~(kLine - 1);
-            const int end = (at + kStretch) & ~(kLine - 1);
-            const int64_t word = plane + (2 * r - 1) * kRowWords;  // the same as `at` modulo 32
-            bulk_store(out + (word & ~static_cast<int64_t>(kLine - 1)), buffer + begin,
-                       static_cast<uint32_t>(end - begin) * 4);
-            commit_stores();
-        }
-
-#pragma unroll
-        for (int j = 0; j < 9; ++j) {
-            f0[j] = f1[j];
-            f1[j] = f2[j];
-        }
+        item = next;
     }
     if (issuer) wait_stored<0>();
+
+    // The last block to come here sets the counters back for the next launch.
+    if (tid == 0) {
+        __threadfence();
+        if (atomicAdd(&blocks_done, 1u) == gridDim.x - 1) {
+            for (int i = 0; i < 4; ++i) item_counters[i] = 0;
+            blocks_done = 0;
+            __threadfence();
+        }
+    }
 }
 
 extern "C" int transposed(const void* x, const void* weight, void* out, int64_t images, void* stream) {
     if (images == 0) return 0;
-    static bool prepared = false;
-    if (!prepared) {
-        const cudaError_t error =
+    static int blocks = 0;
+    if (blocks == 0) {
+        cudaError_t error =
             cudaFuncSetAttribute(transposed_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
         if (error != cudaSuccess) return static_cast<int>(error);
-        prepared = true;
+        error = cudaFuncSetAttribute(transposed_kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+        if (error != cudaSuccess) return static_cast<int>(error);
+        int device = 0, processors = 0;
+        error = cudaGetDevice(&device);
+        if (error != cudaSuccess) return static_cast<int>(error);
+        error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+        if (error != cudaSuccess) return static_cast<int>(error);
+        blocks = 2 * processors / 4 * 4;
+        if (blocks < 4) blocks = 4;
     }
-    transposed_kernel<<<static_cast<unsigned>(images * 4 * kChunks), kThreads, kSharedBytes,
-                        static_cast<cudaStream_t>(stream)>>>(
-        static_cast<const uint16_t*>(x), static_cast<const uint16_t*>(weight), static_cast<uint32_t*>(out));
+    transposed_kernel<<<static_cast<unsigned>(blocks), kThreads, kSharedBytes, static_cast<cudaStream_t>(stream)>>>(
+        static_cast<const uint16_t*>(x), static_cast<const uint16_t*>(weight), static_cast<uint32_t*>(out),
+        static_cast<int>(images * kChunks));
     return static_cast<int>(cudaGetLastError());
 }
 """
@@ -304,6 +355,7 @@ class ModelNew(nn.Module):
             x = x.clone()
         weight = conv.weight.detach().contiguous()
         images = x.shape[0]
+        # Whole lines of 128 bytes are written; PyTorch's allocations start on 512 bytes.
         out = torch.empty((images, 64, 257, 766), dtype=torch.bfloat16, device=x.device)
         stream = torch.cuda.current_stream().cuda_stream
         error = transposed(x.data_ptr(), weight.data_ptr(), out.data_ptr(), images, stream)

@@ -14,25 +14,35 @@ constexpr int kOutHeight = 126, kOutWidth = 250;
 constexpr int kKernelH = 3, kKernelW = 7;
 
 constexpr int kThreads = 256;
-// tune: STAGES in (3, 4)
+// tune: STAGES in (4, 5)
 constexpr int STAGES = 4;
+// tune: READ_ONCE in (0, 1)
+constexpr int READ_ONCE = 1;
 constexpr int kBuffers = 2;
 
 constexpr int kTileRows = 32;                                  // output rows of a tile
 constexpr int kParts = 4;                                      // tiles of an image
-constexpr int kTiles = kBatch * kChannels * kParts;
+constexpr int kImages = kBatch * kChannels;
+constexpr int kTiles = kImages * kParts;
 constexpr int kRowBytes = kWidth * 2;                          // 512
 constexpr int kGroupBytes = 4 * kRowBytes;                     // 2048: four rows
 constexpr int kGroupPitch = kGroupBytes + 16;                  // 2064
-constexpr int kStageBytes = 8 * kGroupPitch + 2 * kRowBytes;   // 17536
+constexpr int kStageBytes = 8 * kGroupPitch;                   // 16512: 32 rows
 constexpr int kOutRowBytes = kOutWidth * 2;                    // 500
-constexpr int kBufferBytes = 16128;                            // at least 32 * 500 + 8
+constexpr int kBufferBytes = 16128;                            // at least 32 * 500 + 120
 constexpr int kSharedBytes = STAGES * kStageBytes + kBuffers * kBufferBytes;
 constexpr int kFit = 233472 / (kSharedBytes + 1024 + 128);
 constexpr int kBlocksPerSM = kFit < 1 ? 1 : (kFit > 2 ? 2 : kFit);
 constexpr int kMultiprocessors = 132;
+constexpr int kFixed = (STAGES + kParts - 1) / kParts;         // images of each block that are not drawn
 static_assert(kStageBytes % 128 == 0 && kBufferBytes % 128 == 0, "alignment");
-static_assert(kBufferBytes >= kTileRows * kOutRowBytes + 8, "staging");
+static_assert(kBufferBytes >= kTileRows * kOutRowBytes + 120, "staging");
+static_assert(kParts * kTileRows == kHeight, "tiles");
+static_assert(STAGES >= 3, "the next stage is read as well, and tile numbers need a barrier in between");
+static_assert(kFixed * kMultiprocessors * kBlocksPerSM <= kImages, "each block's first images exist");
+
+// The draws of this launch so far. It is 0 between launches: the last draw of a launch wraps it.
+__device__ unsigned int drawn;
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -50,16 +60,34 @@ __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
         "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
-__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+// The L2 priority of the input: every byte is read once.
+__device__ __forceinline__ uint64_t input_policy() {
+    uint64_t policy;
+    if (READ_ONCE) {
+        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    } else {
+        asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    }
+    return policy;
+}
+__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier,
+                                          uint64_t policy) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+            "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy) : "memory");
 }
 __device__ __forceinline__ void bulk_store(void* to, const void* from, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)),
                  "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void show_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// By lane 0 of a warp: the next number, 0 to limit, into ticket, which is needed only much later.
+__device__ __forceinline__ void draw(unsigned int& ticket, unsigned int limit, int lane) {
+    asm volatile(
+        "{\n.reg .pred mine;\nsetp.eq.s32 mine, %3, 0;\n@mine atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;\n}"
+        : "+r"(ticket) : "l"(__cvta_generic_to_global(&drawn)), "r"(limit), "r"(lane) : "memory");
+}
 
 __device__ __forceinline__ void load_4(uint32_t* a, uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -77,18 +105,13 @@ __device__ __forceinline__ void multiply(float (&d)[4], uint32_t a0, uint32_t a1
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// By the whole of one warp: the input rows of a tile into a stage, four rows at a pitch of kGroupPitch.
-__device__ __forceinline__ void fetch(const char* x, int tile, char* stage, uint64_t* full, int lane) {
-    const int image = tile / kParts, part = tile % kParts;
-    const char* from = x + static_cast<int64_t>(image) * (kHeight * kRowBytes) + part * (kTileRows * kRowBytes);
-    const bool last = part == kParts - 1;
-    if (lane == 0) arrive_and_expect(full, (last ? kTileRows : kTileRows + 2) * kRowBytes);
+// By the whole of one warp: the 32 input rows of a tile into a stage, four rows at a pitch of kGroupPitch.
+__device__ __forceinline__ void fetch(const char* x, int tile, char* stage, uint64_t* full, int lane,
+                                      uint64_t policy) {
+    const char* from = x + static_cast<int64_t>(tile) * (kTileRows * kRowBytes);
+    if (lane == 0) arrive_and_expect(full, kTileRows * kRowBytes);
     __syncwarp();
-    if (lane < 8) {
-        bulk_load(stage + lane * kGroupPitch, from + lane * kGroupBytes, kGroupBytes, full);
-    } else if (lane == 8 && !last) {
-        bulk_load(stage + 8 * kGroupPitch, from + 8 * kGroupBytes, 2 * kRowBytes, full);
-    }
+    if (lane < 8) bulk_load(stage + lane * kGroupPitch, from + lane * kGroupBytes, kGroupBytes, full, policy);
     __syncwarp();
 }
 
@@ -96,44 +119,69 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
 depthwise_kernel(const char* __restrict__ x, const unsigned short* __restrict__ weight, char* __restrict__ out) {
     extern __shared__ __align__(128) char shared[];
     __shared__ uint64_t full[STAGES];
+    __shared__ int tile_of[STAGES];  // the tile in each stage; kTiles or more: no more tiles
     char* const stages = shared;
     char* const buffers = shared + STAGES * kStageBytes;
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int step = gridDim.x;
 
+    // A block takes whole images, the tiles of each in order. The first kFixed images of each block are fixed, the
+    // others drawn. Each block draws until it gets one number past the last image, so that a launch makes limit + 1
+    // draws and the counter is then 0 again.
+    const int first_drawn = kFixed * step;
+    const unsigned int limit = static_cast<unsigned int>(kImages - first_drawn + step - 1);
+    unsigned int ticket = 0;
+    // The tile that was fetched last; of use in warp 0 only.
+    int newest = (static_cast<int>(blockIdx.x) + ((STAGES - 1) / kParts) * step) * kParts + (STAGES - 1) % kParts;
+    const uint64_t policy = input_policy();
+
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; ++s) start(&full[s], 1);
+        for (int s = 0; s < STAGES; ++s) {
+            start(&full[s], 1);
+            tile_of[s] = (static_cast<int>(blockIdx.x) + (s / kParts) * step) * kParts + s % kParts;
+        }
         show_started();
     }
     __syncthreads();
     if (warp == 0) {
         for (int s = 0; s < STAGES; ++s) {
-            const int tile = blockIdx.x + s * step;
-            if (tile < kTiles) fetch(x, tile, stages + s * kStageBytes, &full[s], lane);
+            const int tile = (static_cast<int>(blockIdx.x) + (s / kParts) * step) * kParts + s % kParts;
+            fetch(x, tile, stages + s * kStageBytes, &full[s], lane, policy);
         }
+        draw(ticket, limit, lane);
     }
 
-    // Of ldmatrix: matrices 0 to 3 are rows 4 m + 0..3, matrices 4 and 5 rows 4 (m + 1) + 0..1.
+    // Of ldmatrix: matrices 0 to 3 are rows 4 m + 0..3, matrices 4 and 5 rows 4 (m + 1) + 0..1. The latter are in
+    // the next stage where m is 7.
     const uint32_t stages_at = shared_address(stages);
     const int m = lane % 8;
     const uint32_t first_at = m * kGroupPitch + (lane / 8) * kRowBytes + warp * 64;
-    const uint32_t second_at = (m + 1) * kGroupPitch + ((lane / 8) & 1) * kRowBytes + warp * 64;
+    const uint32_t second_at = (m == 7 ? 0 : (m + 1) * kGroupPitch) + ((lane / 8) & 1) * kRowBytes + warp * 64;
 
     const int g = lane / 4, t = lane % 4;
     const int tap = 2 * t - g;  // of b[0]'s lower half: k - n
     const int column = warp * 32 + 2 * t;  // of the first of the warp's four chunks
     const int place = (4 * g) * kOutRowBytes + column * 2;
 
+    uint32_t b[kKernelH][2];  // the Toeplitz matrix of each kernel row, for the image at hand
+#pragma unroll
+    for (int kh = 0; kh < kKernelH; ++kh) b[kh][0] = b[kh][1] = 0;
+
     int s = 0, buffer = 0;
     uint32_t parity = 0;
-    for (int tile = blockIdx.x; tile < kTiles; tile += step) {
+    while (true) {
+        const int tile = tile_of[s];
+        if (tile >= kTiles) break;  // for all threads alike
         const int image = tile / kParts, part = tile % kParts;
-        const int shift = (image & 1) * 8;
+        const bool last = part == kParts - 1;
+        const int offset = image * (kOutHeight * kOutRowBytes) + part * (kTileRows * kOutRowBytes);  // below 2^28
+        const int shift = offset & 127;
+        const int head = shift & 8;  // bytes before the first multiple of 16
+        const int following = s + 1 == STAGES ? 0 : s + 1;
+        const uint32_t following_parity = following == 0 ? parity ^ 1u : parity;
 
-        // The Toeplitz matrix of each kernel row.
-        uint32_t b[kKernelH][2];
-        {
+        if (part == 0) {  // each image is begun with its first tile
             const unsigned short* w = weight + (image % kChannels) * (kKernelH * kKernelW);
 #pragma unroll
             for (int kh = 0; kh < kKernelH; ++kh) {
@@ -149,17 +197,24 @@ depthwise_kernel(const char* __restrict__ x, const unsigned short* __restrict__ 
         }
 
         wait(&full[s], parity);
+        if (!last) wait(&full[following], following_parity);
+        __syncwarp();
 
         uint32_t a[5][6];
         const uint32_t stage_at = stages_at + s * kStageBytes;
+        // Of an image's last tile the two rows after the stage do not exist, and the output rows of them are not
+        // stored: any rows will do.
+        const uint32_t after_at = last ? stage_at : stages_at + following * kStageBytes;
+        const uint32_t four_at = stage_at + first_at;
+        const uint32_t two_at = (m == 7 ? after_at : stage_at) + second_at;
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-            load_4(&a[c][0], stage_at + first_at + c * 16);
-            load_2(&a[c][4], stage_at + second_at + c * 16);
+            load_4(&a[c][0], four_at + c * 16);
+            load_2(&a[c][4], two_at + c * 16);
         }
         if (warp != 7) {
-            load_4(&a[4][0], stage_at + first_at + 64);
-            load_2(&a[4][4], stage_at + second_at + 64);
+            load_4(&a[4][0], four_at + 64);
+            load_2(&a[4][4], two_at + 64);
         } else {  // columns 256 to 263
 #pragma unroll
             for (int q = 0; q < 6; ++q) a[4][q] = 0;
@@ -181,7 +236,7 @@ depthwise_kernel(const char* __restrict__ x, const unsigned short* __restrict__ 
                     multiply(d[c][p], a[c][2 * p + kh], a[c][2 * p + kh + 1], a[c + 1][2 * p + kh],
                              a[c + 1][2 * p + kh + 1], b[kh][0], b[kh][1]);
 
-        char* const staged = buffers + buffer * kBufferBytes + shift;  // as far from 16 bytes as the output is
+        char* const staged = buffers + buffer * kBufferBytes + shift;  // as far from 128 bytes as the output is
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
             if (column + 8 * c < kOutWidth) {
@@ -200,25 +255,29 @@ depthwise_kernel(const char* __restrict__ x, const unsigned short* __restrict__ 
         __syncthreads();
 
         if (warp == 0) {
-            const int next = tile + STAGES * step;
-            if (next < kTiles) fetch(x, next, stages + s * kStageBytes, &full[s], lane);
+            int next = newest + 1;
+            const bool opens = next % kParts == 0;  // a new image
+            if (opens) next = (first_drawn + static_cast<int>(__shfl_sync(0xffffffffu, ticket, 0))) * kParts;
+            if (lane == 0) tile_of[s] = next;
+            if (next < kTiles) {
+                newest = next;
+                fetch(x, next, stages + s * kStageBytes, &full[s], lane, policy);
+                if (opens) draw(ticket, limit, lane);  // wanted kParts tiles later
+            }
         } else if (threadIdx.x == 32) {
-            char* to = out + static_cast<int64_t>(image) * (kOutHeight * kOutRowBytes) +
-                       part * (kTileRows * kOutRowBytes);
-            const int bytes = (part == kParts - 1 ? kOutHeight - (kParts - 1) * kTileRows : kTileRows) * kOutRowBytes;
-            const int body = (bytes - shift) & ~15;
-            bulk_store(to + shift, staged + shift, body);
+            char* to = out + offset;
+            const int bytes = (last ? kOutHeight - (kParts - 1) * kTileRows : kTileRows) * kOutRowBytes;
+            const int body = (bytes - head) & ~15;
+            bulk_store(to + head, staged + head, body);
             asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-            if (shift) *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(staged);
-            if (shift + body < bytes) {
-                *reinterpret_cast<uint2*>(to + shift + body) = *reinterpret_cast<const uint2*>(staged + shift + body);
+            if (head) *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(staged);
+            if (head + body < bytes) {
+                *reinterpret_cast<uint2*>(to + head + body) = *reinterpret_cast<const uint2*>(staged + head + body);
             }
         }
 
-        if (++s == STAGES) {
-            s = 0;
-            parity ^= 1;
-        }
+        s = following;
+        parity = following_parity;
         if (++buffer == kBuffers) buffer = 0;
     }
     if (threadIdx.x == 32) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
@@ -240,7 +299,7 @@ extern "C" int depthwise_conv(const void* x, const void* weight, void* out, void
 
 library = ctypes.CDLL(
     load_inline(
-        name="depthwise_conv_3x7_toeplitz",
+        name="depthwise_conv_3x7_toeplitz_images",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3"],

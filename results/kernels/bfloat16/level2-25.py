@@ -14,8 +14,10 @@ constexpr int kHeight = 256;
 constexpr int kWidth = 256;
 constexpr int kOutHeight = 254;
 constexpr int kOutWidth = 254;
+constexpr int kOutWords = kOutWidth / 2;                           // 127 words of two pixels
 
-constexpr int kThreads = 384;          // warpgroup 0 produces, 1 and 2 multiply
+constexpr int kConsumers = 3;
+constexpr int kThreads = 128 * (1 + kConsumers);   // warpgroup 0 produces, 1 to 3 multiply
 constexpr int kRawStages = 3;
 constexpr int kRowsPerChunk = 4;
 constexpr int kChunks = kHeight / kRowsPerChunk;                   // 64
@@ -28,14 +30,19 @@ constexpr int kLines = 264;                                        // pixels of 
 constexpr int kPanel = kLines * 16;                                // 4224: 8 channels
 constexpr int kRowBytes = 2 * kPanel;                              // 8448
 
-constexpr int kTile = 128;                                         // pixels of a warpgroup
-constexpr int kPartial = 4 * kTile;                                // floats: one row of each warp
+constexpr int kTile = 128;                                         // pixels of one step: half of a row
+constexpr int kWarpWords = kTile / 2;                              // 64 words of two pixels
+constexpr int kPartial = 4 * kWarpWords;                           // words: those of each warp
 
 constexpr int kAtRows = 0;
 constexpr int kAtRaw = kAtRows + kRowSlots * kRowBytes;            // 67584
 constexpr int kAtPartial = kAtRaw + kRawStages * kRawBytes;        // 166656
-constexpr int kAtBarriers = kAtPartial + 2 * 2 * kPartial * 4;     // two warpgroups, two buffers
+constexpr int kAtBarriers = kAtPartial + kConsumers * 2 * kPartial * 4;  // two buffers each
 constexpr int kShared = kAtBarriers + 256;
+
+// Named barriers: 1 the producers, 2 to 4 the turns, 5 to 7 the partial rows.
+constexpr int kTurn = 2;
+constexpr int kMeet = 5;
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -81,6 +88,9 @@ __device__ __forceinline__ void take_registers() {
 __device__ __forceinline__ void meet(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
+__device__ __forceinline__ void hand_on(int name, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
 
 // No swizzle, K-major: `leading` from one panel of 16 bytes of k to the next, 128 bytes from 8 lines to the next 8.
 __device__ __forceinline__ uint64_t describe(uint32_t at, uint32_t leading) {
@@ -99,6 +109,16 @@ __device__ __forceinline__ float min_nan(float a, float b) {
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
     return m;
 }
+__device__ __forceinline__ uint32_t min_nan_pair(uint32_t a, uint32_t b) {
+    uint32_t m;
+    asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+    return m;
+}
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+    uint32_t word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
 __device__ __forceinline__ float tanh_of(float x) {  // 1 - 2 / (exp(2 x) + 1)
     float e, r;
     asm("ex2.approx.f32 %0, %1;" : "=f"(e) : "f"(x * 2.885390081777927f));
@@ -107,88 +127,99 @@ __device__ __forceinline__ float tanh_of(float x) {  // 1 - 2 / (exp(2 x) + 1)
 }
 
 struct Consumer {
-    uint64_t b;              // descriptor of this warpgroup's pixels in row slot 0
+    uint64_t b;              // descriptor of pixel 0 in row slot 0
     uint64_t* row_full;
     uint64_t* row_empty;
-    float* partial_write;    // this lane's columns of this warp's row, buffer 0
-    const float* partial_read;  // this thread's pixel, warp 0's row, buffer 0
-    __nv_bfloat16* out;      // this thread's pixel of output row 0
-    float bias0, bias1;      // of channels warp * 16 + lane / 4 and 8 further
-    int name;                // of this warpgroup's barrier
+    uint32_t* partial_write;       // this lane's two words of this warp, buffer 0
+    const uint32_t* partial_read;  // this thread's word, of warp 0, buffer 0
+    uint32_t* out;           // this thread's word of output row 0
+    float bias0, bias1;      // of channels quarter * 16 + lane / 4 and 8 further
+    int turn, next_turn;     // barriers of this warpgroup's turns and of the next one's
+    int name;                // barrier of this warpgroup's partial rows
+    int reads;               // the half of a row whose results this warp writes
     bool stores;
     int lane;
 };
 
-// Minimum over the channels, both tanh, output row y (where y >= 0). Only reads the accumulators.
-template <int kBuffer>
+// Minimum over the channels and both tanh, for half kHalf of output row y.
+template <int kHalf>
 __device__ __forceinline__ void finish(const float (&d)[64], const Consumer& c, int y) {
     // d[4 j + h], d[4 j + 2 + h]: channels lane / 4 and lane / 4 + 8 of pixel 8 j + 2 (lane % 4) + h.
-    float v[16];
+    uint32_t w[16];
     const bool bit16 = (c.lane & 16) != 0;
     const bool bit8 = (c.lane & 8) != 0;
     const bool bit4 = (c.lane & 4) != 0;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-        const int at = 4 * (i / 2) + i % 2;
-        const float low = min_nan(d[at] + c.bias0, d[at + 2] + c.bias1);
-        const float high = min_nan(d[at + 32] + c.bias0, d[at + 34] + c.bias1);
-        const float keep = bit16 ? high : low;
-        const float send = bit16 ? low : high;
-        v[i] = min_nan(keep, __shfl_xor_sync(0xffffffffu, send, 16));
+    for (int j = 0; j < 16; ++j) {
+        const float low = min_nan(d[4 * j] + c.bias0, d[4 * j + 2] + c.bias1);
+        const float high = min_nan(d[4 * j + 1] + c.bias0, d[4 * j + 3] + c.bias1);
+        w[j] = pack(low, high);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        const float keep = bit8 ? v[8 + i] : v[i];
-        const float send = bit8 ? v[i] : v[8 + i];
-        v[i] = min_nan(keep, __shfl_xor_sync(0xffffffffu, send, 8));
+        const uint32_t keep = bit16 ? w[8 + i] : w[i];
+        const uint32_t send = bit16 ? w[i] : w[8 + i];
+        w[i] = min_nan_pair(keep, __shfl_xor_sync(0xffffffffu, send, 16));
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const float keep = bit4 ? v[4 + i] : v[i];
-        const float send = bit4 ? v[i] : v[4 + i];
-        v[i] = min_nan(keep, __shfl_xor_sync(0xffffffffu, send, 4));
+        const uint32_t keep = bit8 ? w[4 + i] : w[i];
+        const uint32_t send = bit8 ? w[i] : w[4 + i];
+        w[i] = min_nan_pair(keep, __shfl_xor_sync(0xffffffffu, send, 8));
     }
-    // Now j = 2 (lane / 4) and the one after it.
-    float* own = c.partial_write + kBuffer * kPartial;
-    *reinterpret_cast<float2*>(own) = make_float2(v[0], v[1]);
-    *reinterpret_cast<float2*>(own + 8) = make_float2(v[2], v[3]);
-    // One barrier a row is enough: the next row goes to the other buffer.
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t keep = bit4 ? w[2 + i] : w[i];
+        const uint32_t send = bit4 ? w[i] : w[2 + i];
+        w[i] = min_nan_pair(keep, __shfl_xor_sync(0xffffffffu, send, 4));
+    }
+    // Now w[0] and w[1] are j = 2 (lane / 4) and the one after it. They go to words 2 lane and 2 lane + 1.
+    *reinterpret_cast<uint2*>(c.partial_write + kHalf * kPartial) = make_uint2(w[0], w[1]);
+    // One barrier a step is enough: the next step goes to the other buffer.
     meet(c.name, 128);
-    const float* all = c.partial_read + kBuffer * kPartial;
-    float m = min_nan(min_nan(all[0], all[kTile]), min_nan(all[2 * kTile], all[3 * kTile]));
-    m = tanh_of(tanh_of(m));
-    if (c.stores && y >= 0) c.out[y * kOutWidth] = __float2bfloat16_rn(m);
+    if (c.reads == kHalf) {
+        const uint32_t* all = c.partial_read + kHalf * kPartial;
+        const uint32_t m = min_nan_pair(min_nan_pair(all[0], all[kWarpWords]),
+                                        min_nan_pair(all[2 * kWarpWords], all[3 * kWarpWords]));
+        const float low = tanh_of(tanh_of(__uint_as_float(m << 16)));
+        const float high = tanh_of(tanh_of(__uint_as_float(m & 0xffff0000u)));
+        if (c.stores) c.out[y * kOutWords] = pack(low, high);
+    }
     __syncwarp();
 }
 
-// Issues the products of output row y into `now`, then reduces row y - 1 from `before`. kBuffer = y % 2.
-template <int kBuffer>
-__device__ __forceinline__ void step(float (&now)[64], float (&before)[64], const uint32_t (&a)[9][4],
-                                     const Consumer& c, int y) {
-    const int newest = y + 2;
-    wait(&c.row_full[newest % kRowSlots], (newest / kRowSlots) & 1);
-    __syncwarp();
-    const uint64_t b0 = c.b + static_cast<uint32_t>((y % kRowSlots) * (kRowBytes / 16));
-    const uint64_t b1 = c.b + static_cast<uint32_t>(((y + 1) % kRowSlots) * (kRowBytes / 16));
-    const uint64_t b2 = c.b + static_cast<uint32_t>((newest % kRowSlots) * (kRowBytes / 16));
+// Half kHalf of output row y: the products in this warpgroup's turn, then the rest.
+template <int kHalf>
+__device__ __forceinline__ void step(float (&d)[64], const uint32_t (&a)[9][4], const Consumer& c, int y) {
+    const uint64_t b = c.b + static_cast<uint32_t>(kHalf * kTile);  // a line is 16 bytes
+    const uint64_t b0 = b + static_cast<uint32_t>((y % kRowSlots) * (kRowBytes / 16));
+    const uint64_t b1 = b + static_cast<uint32_t>(((y + 1) % kRowSlots) * (kRowBytes / 16));
+    const uint64_t b2 = b + static_cast<uint32_t>(((y + 2) % kRowSlots) * (kRowBytes / 16));
 
+    meet(c.turn, 256);
     begin_products();
-    multiply<0>(now, a[0], b0);
-    multiply<1>(now, a[1], b0 + 1);
-    multiply<1>(now, a[2], b0 + 2);
-    multiply<1>(now, a[3], b1);
-    multiply<1>(now, a[4], b1 + 1);
-    multiply<1>(now, a[5], b1 + 2);
-    multiply<1>(now, a[6], b2);
-    multiply<1>(now, a[7], b2 + 1);
-    multiply<1>(now, a[8], b2 + 2);
+    multiply<0>(d, a[0], b0);
+    multiply<1>(d, a[1], b0 + 1);
+    multiply<1>(d, a[2], b0 + 2);
+    multiply<1>(d, a[3], b1);
+    multiply<1>(d, a[4], b1 + 1);
+    multiply<1>(d, a[5], b1 + 2);
+    multiply<1>(d, a[6], b2);
+    multiply<1>(d, a[7], b2 + 1);
+    multiply<1>(d, a[8], b2 + 2);
     commit_products();
+    hand_on(c.next_turn, 256);
+    wait_products<0>(d);
 
-    // Output row y - 1 is complete, so input row y - 1 is free.
-    wait_products<1>(before);
-    if (y > 0 && c.lane == 0) arrive(&c.row_empty[(y - 1) % kRowSlots]);
-    __syncwarp();
-    finish<1 - kBuffer>(before, c, y - 1);
+    if (kHalf == 1) {  // this warpgroup goes on with output row y + 3
+        if (c.lane == 0) {
+            arrive(&c.row_empty[y % kRowSlots]);
+            arrive(&c.row_empty[(y + 1) % kRowSlots]);
+            arrive(&c.row_empty[(y + 2) % kRowSlots]);
+        }
+        __syncwarp();
+    }
+    finish<kHalf>(d, c, y);
 }
 
 __device__ __forceinline__ void load_chunk(unsigned char* shared, uint64_t* raw_full, const __nv_bfloat16* image,
@@ -210,7 +241,7 @@ __device__ __forceinline__ uint32_t element(const uint32_t (&words)[9], int i) {
 
 __global__ void __launch_bounds__(kThreads, 1)
 conv_min_tanh_kernel(const __nv_bfloat16* __restrict__ x, const uint32_t* __restrict__ weight,
-                     const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* __restrict__ out) {
+                     const __nv_bfloat16* __restrict__ bias, uint32_t* __restrict__ out) {
     extern __shared__ __align__(128) unsigned char shared[];
     uint64_t* raw_full = reinterpret_cast<uint64_t*>(shared + kAtBarriers);
     uint64_t* row_full = raw_full + kRawStages;
@@ -226,7 +257,7 @@ conv_min_tanh_kernel(const __nv_bfloat16* __restrict__ x, const uint32_t* __rest
         for (int i = 0; i < kRawStages; ++i) start(&raw_full[i], 1);
         for (int i = 0; i < kRowSlots; ++i) {
             start(&row_full[i], 4);
-            start(&row_empty[i], 8);
+            start(&row_empty[i], 4 * kConsumers);
         }
         show_started();
     }
@@ -273,8 +304,8 @@ conv_min_tanh_kernel(const __nv_bfloat16* __restrict__ x, const uint32_t* __rest
             if (warp == 0 && i + kRawStages < kChunks) load_chunk(shared, raw_full, image, i + kRawStages, lane);
         }
     } else {
-        take_registers<232>();
-        const int which = group - 1;  // pixels which * 128 to which * 128 + 127
+        take_registers<152>();
+        const int which = group - 1;   // output rows which, which + 3, ...
         const int quarter = warp % 4;  // channels quarter * 16 to quarter * 16 + 15
         const int oc = quarter * 16 + lane / 4;
         const int q = lane % 4;
@@ -297,39 +328,53 @@ conv_min_tanh_kernel(const __nv_bfloat16* __restrict__ x, const uint32_t* __rest
             for (int part = 0; part < 4; ++part) asm volatile("" : "+r"(a[tap][part])::"memory");
         }
 
-        float* partial = reinterpret_cast<float*>(shared + kAtPartial) + which * 2 * kPartial;
-        const int pixel = which * kTile + thread % 128;
+        uint32_t* partial = reinterpret_cast<uint32_t*>(shared + kAtPartial) + which * 2 * kPartial;
+        // Threads 0 to 63 write the results of half 0 of a row, 64 to 127 those of half 1. Word t of a warp comes
+        // from its lane t / 2: j = 2 (t / 8) + t % 2, and pixels 8 j + 2 (t / 2 % 4) and the one after it.
+        const int t = thread % 64;
+        const int word = 8 * (t / 8) + 4 * (t % 2) + (t / 2) % 4;
 
         Consumer c;
-        c.b = describe(shared_address(shared + kAtRows) + which * kTile * 16, kPanel);
+        c.b = describe(shared_address(shared + kAtRows), kPanel);
         c.row_full = row_full;
         c.row_empty = row_empty;
-        c.partial_write = partial + quarter * kTile + (lane / 4) * 16 + q * 2;
-        c.partial_read = partial + thread % 128;
-        c.out = out + static_cast<int64_t>(blockIdx.x) * (kOutHeight * kOutWidth) + pixel;
+        c.partial_write = partial + quarter * kWarpWords + lane * 2;
+        c.partial_read = partial + t;
+        c.reads = quarter / 2;
+        c.out = out + static_cast<int64_t>(blockIdx.x) * (kOutHeight * kOutWords) + c.reads * kWarpWords + word;
         c.bias0 = __bfloat162float(bias[oc]);
         c.bias1 = __bfloat162float(bias[oc + 8]);
-        c.name = 2 + which;
-        c.stores = pixel < kOutWidth;
+        c.turn = kTurn + which;
+        c.next_turn = kTurn + (which + 1) % kConsumers;
+        c.name = kMeet + which;
+        c.stores = c.reads * kWarpWords + word < kOutWords;
         c.lane = lane;
 
-        float d0[64], d1[64];
+        float d[64];
 #pragma unroll
-        for (int i = 0; i < 64; ++i) {
-            d0[i] = 0.0f;
-            d1[i] = 0.0f;
-        }
+        for (int i = 0; i < 64; ++i) d[i] = 0.0f;
 
-        wait(&row_full[0], 0);
-        wait(&row_full[1], 0);
-        __syncwarp();
-#pragma unroll 1
-        for (int y = 0; y < kOutHeight; y += 2) {
-            step<0>(d0, d1, a, c, y);
-            step<1>(d1, d0, a, c, y + 1);
+        // Input rows before this warpgroup's first one are free of it.
+        if (lane == 0) {
+            for (int r = 0; r < which; ++r) arrive(&row_empty[r]);
         }
-        wait_products<0>(d1);
-        finish<1>(d1, c, kOutHeight - 1);
+        __syncwarp();
+        if (which == kConsumers - 1) hand_on(c.next_turn, 256);  // the first turn is warpgroup 1's
+
+#pragma unroll 1
+        for (int y = which; y < kOutHeight; y += kConsumers) {
+            const int newest = y + 2;  // complete only after the rows before it
+            wait(&row_full[newest % kRowSlots], (newest / kRowSlots) & 1);
+            __syncwarp();
+            step<0>(d, a, c, y);
+            step<1>(d, a, c, y);
+        }
+        // 254 = 3 * 84 + 2: the last warpgroup has a row less than the others, so it passes on its last turns.
+        if (which == kConsumers - 1) {
+            meet(c.turn, 256);
+            hand_on(c.next_turn, 256);
+            meet(c.turn, 256);
+        }
     }
 }
 
@@ -345,7 +390,7 @@ extern "C" int conv_min_tanh(const void* x, const void* weight, const void* bias
     }
     conv_min_tanh_kernel<<<static_cast<unsigned>(images), kThreads, kShared, static_cast<cudaStream_t>(stream)>>>(
         static_cast<const __nv_bfloat16*>(x), static_cast<const uint32_t*>(weight),
-        static_cast<const __nv_bfloat16*>(bias), static_cast<__nv_bfloat16*>(out));
+        static_cast<const __nv_bfloat16*>(bias), static_cast<uint32_t*>(out));
     return static_cast<int>(cudaGetLastError());
 }
 """
@@ -366,7 +411,7 @@ def _wgmma_128():
 
 library = ctypes.CDLL(
     load_inline(
-        name="conv_min_tanh_tanh_bf16_rs",
+        name="conv_min_tanh_tanh_bf16_turns",
         cpp_sources=[""],
         cuda_sources=[SOURCE.replace("@WGMMA@", _wgmma_128())],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],

@@ -13,21 +13,20 @@ constexpr int kIn = 64;            // input channels
 constexpr int kOut = 128;          // output channels
 constexpr int kSide = 128;         // height and width of the input
 constexpr int kPooled = 63;        // height and width of the output
+constexpr int kPlane = kPooled * kPooled;
 constexpr int kSlots = 4;          // image rows in the ring
 constexpr int kPanel = 128 * 16;   // bytes: 128 lines (pixels or output channels) of 8 input channels
-constexpr int kTapBytes = 8 * kPanel;     // the weights of one tap
-// The ring: one region for the even and one for the odd channel groups, each of 16 places of one panel and a 17th that
-// mirrors place 0. Channels 16 k to 16 k + 15 of row s lie at place (s + 4 k) % 16, so that row s + 1 always follows.
-constexpr int kPlaces = 16;
-constexpr int kRegion = (kPlaces + 1) * kPanel;
-constexpr int kPitch = 68;                // staging, in elements
+constexpr int kPositions = 16;     // positions of a region: 4 rows of 4 channel groups
+constexpr int kRegion = (kPositions + 1) * kPanel;  // the last position copies position 0: 34816
+constexpr int kTapBytes = 8 * kPanel;               // the weights of one tap
+constexpr int kWeightBytes = 9 * kTapBytes;         // 147456, as many as the raw weights
+constexpr int kPitch = 72;                          // staging, in elements
 constexpr int kWeightsAt = 0;
-constexpr int kRingAt = 9 * kTapBytes;                       // 147456
+constexpr int kRingAt = kWeightBytes;                        // 147456
 constexpr int kStageAt = kRingAt + 2 * kRegion;              // 217088
-constexpr int kBarriersAt = kStageAt + 8 * 8 * kPitch * 2;   // 225792
+constexpr int kBarriersAt = kStageAt + 8 * 8 * kPitch * 2;   // 226304
 constexpr int kSharedBytes = kBarriersAt + 128;
-constexpr int kRawBytes = 64 * kIn * 9 * 2;                  // half of the weights: 73728
-static_assert(kRawBytes <= kBarriersAt - kRingAt, "raw weights need the ring and the staging area");
+static_assert(kWeightBytes == kOut * kIn * 9 * 2, "the raw weights fill the area of the weights");
 static_assert(kSharedBytes <= 232448, "too much shared memory");
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
@@ -55,9 +54,9 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t b
             shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
 
-// K-major operand without swizzle: panels of 16 bytes a line, `stride` bytes apart, groups of 8 lines 128 bytes apart.
-__device__ __forceinline__ uint64_t describe(uint32_t start, uint32_t stride) {
-    return static_cast<uint64_t>((start & 0x3ffff) >> 4) | static_cast<uint64_t>(stride >> 4) << 16 |
+// K-major operand without swizzle: two panels of 16 bytes, `apart` bytes apart, groups of 8 lines 128 bytes apart.
+__device__ __forceinline__ uint64_t describe(uint32_t start, uint32_t apart) {
+    return static_cast<uint64_t>((start & 0x3ffff) >> 4) | static_cast<uint64_t>(apart >> 4) << 16 |
            static_cast<uint64_t>(128 >> 4) << 32;
 }
 
@@ -148,8 +147,9 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
     uint64_t* raw_full = empty + kSlots;
 
     const int thread = threadIdx.x;
-    const int first = static_cast<int>(static_cast<int64_t>(tiles) * blockIdx.x / gridDim.x);
-    const int last = static_cast<int>(static_cast<int64_t>(tiles) * (blockIdx.x + 1) / gridDim.x);
+    // Unit 2 * tile + h is the half h of the output channels of a tile. This block has units `begin` to `end` - 1.
+    const int begin = static_cast<int>(2 * static_cast<int64_t>(tiles) * blockIdx.x / gridDim.x);
+    const int end = static_cast<int>(2 * static_cast<int64_t>(tiles) * (blockIdx.x + 1) / gridDim.x);
 
     if (thread == 0) {
         for (int s = 0; s < kSlots; ++s) {
@@ -158,53 +158,17 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
         }
         init_barrier(raw_full, 1);
         show_started();
+        show_stores();
+        arrive_and_expect(raw_full, kWeightBytes);
+        bulk_load(shared + kWeightsAt, weight, kWeightBytes / 2, raw_full);
+        bulk_load(shared + kWeightsAt + kWeightBytes / 2, weight + kOut * kIn * 9 / 2, kWeightBytes / 2, raw_full);
     }
     __syncthreads();
 
-    // The weights (out, in, 3, 3), half of the output channels at a time, become 9 operands of 128 lines x 64.
-    for (int part = 0; part < 2; ++part) {
-        if (thread == 0) {
-            arrive_and_expect(raw_full, kRawBytes);
-            bulk_load(shared + kRingAt, weight + part * (64 * kIn * 9), kRawBytes, raw_full);
-        }
-        wait_for(raw_full, part);
-        if (thread < 256) {
-            for (int it = 0; it < 2; ++it) {
-                const int unit = it * 256 + thread;
-                const int oc = unit % 64;
-                const int g = (unit / 64 + oc) % 8;
-                const uint4* from = reinterpret_cast<const uint4*>(shared + kRingAt + oc * 1152 + g * 144);
-                uint32_t raw[36];
-#pragma unroll
-                for (int i = 0; i < 9; ++i) {
-                    const uint4 v = from[i];
-                    raw[4 * i] = v.x;
-                    raw[4 * i + 1] = v.y;
-                    raw[4 * i + 2] = v.z;
-                    raw[4 * i + 3] = v.w;
-                }
-                unsigned char* to = shared + kWeightsAt + g * kPanel + (part * 64 + oc) * 16;
-#pragma unroll
-                for (int tap = 0; tap < 9; ++tap) {
-                    uint32_t packed[4];
-#pragma unroll
-                    for (int m = 0; m < 4; ++m) {
-                        const int e0 = 18 * m + tap, e1 = 18 * m + 9 + tap;
-                        const uint32_t selector = (e0 % 2 ? 0x32u : 0x10u) | (e1 % 2 ? 0x7600u : 0x5400u);
-                        packed[m] = __byte_perm(raw[e0 / 2], raw[e1 / 2], selector);
-                    }
-                    *reinterpret_cast<uint4*>(to + tap * kTapBytes) =
-                        make_uint4(packed[0], packed[1], packed[2], packed[3]);
-                }
-            }
-        }
-        show_stores();
-        __syncthreads();
-    }
-
     const int group = __shfl_sync(0xffffffffu, thread / 128, 0);
     if (group == 2) {
-        // Producer: image rows, transposed to 16 bytes (8 channels) a pixel.
+        // Producer: image rows, transposed to 16 bytes (8 channels) a pixel. Row n of channel group 2 c + b lies in
+        // region b at position (n + 4 c) mod 16, so that row n + 1 always follows row n.
         give_up_registers<88>();
         const int t = thread - 256;
         const int q = t % 64;    // pixel pair
@@ -212,10 +176,10 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
         const int odd_first = (t >> 2) & 1;
         const uint32_t first_selector = odd_first ? 0x7632u : 0x5410u;
         const uint32_t second_selector = odd_first ? 0x5410u : 0x7632u;
-        const uint32_t first_at = (2 * q + odd_first) * 16;
-        const uint32_t second_at = (2 * q + 1 - odd_first) * 16;
-        unsigned char* region = shared + kRingAt + g0 * kRegion;
+        const uint32_t first_at = g0 * kRegion + (2 * q + odd_first) * 16;
+        const uint32_t second_at = g0 * kRegion + (2 * q + 1 - odd_first) * 16;
         const uint32_t* words = reinterpret_cast<const uint32_t*>(x);
+        const int first = begin / 2, last = (end + 1) / 2;
         int sequence = 0;
         for (int tile = first; tile < last; ++tile) {
             const int image = tile / kPooled;
@@ -233,6 +197,8 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
                 wait_for(&empty[slot], ((sequence / kSlots) & 1) ^ 1);
 #pragma unroll
                 for (int u = 0; u < 4; ++u) {
+                    const int position = (sequence + 4 * u) & (kPositions - 1);
+                    unsigned char* to = shared + kRingAt + position * kPanel;
                     uint4 a, b;
                     a.x = __byte_perm(v[u][0], v[u][1], first_selector);
                     a.y = __byte_perm(v[u][2], v[u][3], first_selector);
@@ -242,13 +208,11 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
                     b.y = __byte_perm(v[u][2], v[u][3], second_selector);
                     b.z = __byte_perm(v[u][4], v[u][5], second_selector);
                     b.w = __byte_perm(v[u][6], v[u][7], second_selector);
-                    const int place = (sequence + 4 * u) & (kPlaces - 1);
-                    unsigned char* to = region + place * kPanel;
                     *reinterpret_cast<uint4*>(to + first_at) = a;
                     *reinterpret_cast<uint4*>(to + second_at) = b;
-                    if (place == 0) {  // the mirror, read by products that start at place 15
-                        *reinterpret_cast<uint4*>(to + kPlaces * kPanel + first_at) = a;
-                        *reinterpret_cast<uint4*>(to + kPlaces * kPanel + second_at) = b;
+                    if (position == 0) {  // the copy behind position 15
+                        *reinterpret_cast<uint4*>(to + kPositions * kPanel + first_at) = a;
+                        *reinterpret_cast<uint4*>(to + kPositions * kPanel + second_at) = b;
                     }
                 }
                 show_stores();
@@ -259,23 +223,77 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
     } else {
         // Consumers: warpgroup `group` has output channels 64 * group to 64 * group + 63.
         take_registers<208>();
+
+        // The weights (out, in, 3, 3) become 9 operands of 128 lines x 64, in place: all are read before any is written.
+        wait_for(raw_full, 0);
+        {
+            uint32_t raw[4][36];
+#pragma unroll
+            for (int it = 0; it < 4; ++it) {
+                const int unit = it * 256 + thread;
+                const int oc = unit % 128;
+                const int g = (unit / 128 + oc) % 8;
+                const uint4* from = reinterpret_cast<const uint4*>(shared + kWeightsAt + oc * 1152 + g * 144);
+#pragma unroll
+                for (int i = 0; i < 9; ++i) {
+                    const uint4 v = from[i];
+                    raw[it][4 * i] = v.x;
+                    raw[it][4 * i + 1] = v.y;
+                    raw[it][4 * i + 2] = v.z;
+                    raw[it][4 * i + 3] = v.w;
+                }
+            }
+            meet(3, 256);
+#pragma unroll
+            for (int it = 0; it < 4; ++it) {
+                const int unit = it * 256 + thread;
+                const int oc = unit % 128;
+                const int g = (unit / 128 + oc) % 8;
+                unsigned char* to = shared + kWeightsAt + g * kPanel + oc * 16;
+#pragma unroll
+                for (int tap = 0; tap < 9; ++tap) {
+                    uint32_t packed[4];
+#pragma unroll
+                    for (int m = 0; m < 4; ++m) {
+                        const int e0 = 18 * m + tap, e1 = 18 * m + 9 + tap;
+                        const uint32_t selector = (e0 % 2 ? 0x32u : 0x10u) | (e1 % 2 ? 0x7600u : 0x5400u);
+                        packed[m] = __byte_perm(raw[it][e0 / 2], raw[it][e1 / 2], selector);
+                    }
+                    *reinterpret_cast<uint4*>(to + tap * kTapBytes) =
+                        make_uint4(packed[0], packed[1], packed[2], packed[3]);
+                }
+            }
+            show_stores();
+            meet(3, 256);
+        }
+
         const int lane = thread % 32;
         const int warp = thread / 32;  // 0 to 7: output channels 16 * warp to 16 * warp + 15
         const int r = lane / 4, q = lane % 4;
         const float beta0 = __bfloat162float(bias[warp * 16 + r]) - subtract;
         const float beta1 = __bfloat162float(bias[warp * 16 + r + 8]) - subtract;
-        __nv_bfloat16* stage = reinterpret_cast<__nv_bfloat16*>(shared + kStageAt) + warp * 8 * kPitch;
-        const unsigned short* staged = reinterpret_cast<const unsigned short*>(stage);
+        unsigned short* stage = reinterpret_cast<unsigned short*>(shared + kStageAt) + warp * 8 * kPitch;
         const uint64_t a_base = describe(shared_address(shared + kWeightsAt) + group * 64 * 16, kPanel);
         const uint64_t b_base = describe(shared_address(shared + kRingAt), kRegion);
 
-        // Columns 0 to 127 are the upper row of the window, columns 128 to 255 the lower one.
-        float d[128];
+        float d[128];  // 0 to 63: the upper row, 64 to 127: the lower row
 #pragma unroll
         for (int i = 0; i < 128; ++i) d[i] = 0.0f;
 
-        if (group == 1) meet_without_waiting(1, 256);  // warpgroup 0 goes first
+        // Units alternate between the warpgroups; that of unit `begin` goes first.
+        if (group != (begin & 1)) meet_without_waiting(1 + (begin & 1), 256);
+        const int first = group == 0 ? (begin + 1) / 2 : begin / 2;
+        const int last = group == 0 ? (end + 1) / 2 : end / 2;
         int base = 0;
+        if (first != begin / 2) {
+            // The first tile in the ring is the other warpgroup's alone: its rows are not needed here.
+            const bool image_ends = (begin / 2) % kPooled == kPooled - 1;
+            base = image_ends ? 4 : 2;
+            if (lane == 0) {
+                for (int s = 0; s < base; ++s) arrive(&empty[s]);
+            }
+            __syncwarp();
+        }
         for (int tile = first; tile < last; ++tile) {
             const int image = tile / kPooled;
             const int p = tile - image * kPooled;
@@ -287,10 +305,11 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
             for (int kh = 0; kh < 3; ++kh) {
                 const int upper = base + kh, lower = base + kh + 1;
                 wait_for(&full[lower % kSlots], (lower / kSlots) & 1);
-                uint64_t b_at[4];
+                uint64_t b_row[4];
 #pragma unroll
                 for (int k = 0; k < 4; ++k) {
-                    b_at[k] = b_base + static_cast<uint64_t>(((upper + 4 * k) & (kPlaces - 1)) * (kPanel >> 4));
+                    const int position = (upper + 4 * k) & (kPositions - 1);
+                    b_row[k] = b_base + static_cast<uint64_t>(position * (kPanel >> 4));
                 }
                 begin_products();
 #pragma unroll
@@ -299,12 +318,11 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
                     for (int k = 0; k < 4; ++k) {
                         const uint64_t a =
                             a_base + static_cast<uint64_t>(((kh * 3 + kw) * kTapBytes + k * 2 * kPanel) >> 4);
-                        const int add = (kh + kw + k) > 0 ? 1 : 0;
-                        multiply(d, a, b_at[k] + static_cast<uint64_t>(kw), add);
+                        multiply(d, a, b_row[k] + static_cast<uint64_t>(kw), (kh + kw + k) > 0 ? 1 : 0);
                     }
                 }
                 commit_products();
-                if (kh == 2 && (group == 0 || tile + 1 < last)) meet_without_waiting(2 - group, 256);
+                if (kh == 2 && 2 * tile + group + 1 < end) meet_without_waiting(2 - group, 256);
                 if (kh > 0) {
                     wait_groups<1>();  // the products of kh - 1 are done, and with them row base + kh - 1
                     if (lane == 0) arrive(&empty[(base + kh - 1) % kSlots]);
@@ -312,9 +330,7 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
             }
             wait_groups<0>();
 #pragma unroll
-            for (int i = 0; i < 128; ++i) {
-                asm volatile("" : "+f"(d[i])::"memory");
-            }
+            for (int i = 0; i < 128; ++i) asm volatile("" : "+f"(d[i])::"memory");
             if (image_ends) {
                 if (lane == 0) {
                     arrive(&empty[(base + 2) % kSlots]);
@@ -326,8 +342,10 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
             }
 
             // Hardswish falls and then rises: its maximum is at the least or at the greatest value of the window.
-            unsigned short* to =
-                out + (static_cast<size_t>(image * kOut + warp * 16) * kPooled + p) * kPooled + lane;
+            // Row (channel c, p) of the output begins at an odd element where c + p is odd. It is staged one element
+            // later then, so that pairs that are aligned in global memory are aligned in the staging area.
+            const int mine_odd = (r + p) & 1;
+            unsigned short* mine = stage + r * kPitch + mine_odd + q;
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float beta = h ? beta1 : beta0;
@@ -338,22 +356,30 @@ conv_pool_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __res
                     const float high = max_nan(max_nan(v0, v1), max_nan(v2, v3)) + beta;
                     const float low = min_nan(min_nan(v0, v1), min_nan(v2, v3)) + beta;
                     const float y = max_nan(hard_swish(high), hard_swish(low));
-                    stage[r * kPitch + 4 * j + q] = __float2bfloat16_rn(mish(y));
+                    mine[4 * j] = __bfloat16_as_ushort(__float2bfloat16_rn(mish(y)));
                 }
                 __syncwarp();
-                unsigned short left[8], right[8];
+                uint32_t pairs[8];
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
-                    left[i] = staged[i * kPitch + lane];
-                    right[i] = staged[i * kPitch + lane + 32];
+                    const int odd = (i + p) & 1;
+                    pairs[i] = *reinterpret_cast<const uint32_t*>(stage + i * kPitch + 2 * (odd + lane));
                 }
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    to[(8 * h + i) * (kPooled * kPooled)] = left[i];
-                    if (lane < 31) to[(8 * h + i) * (kPooled * kPooled) + 32] = right[i];
-                }
+                const int single_odd = (lane + p) & 1;
+                const unsigned short single = stage[(lane & 7) * kPitch + (single_odd ? 1 : 62)];
                 __syncwarp();
+                unsigned short* to =
+                    out + (static_cast<size_t>(image * kOut + warp * 16 + 8 * h) * kPooled + p) * kPooled;
+                if (lane < 31) {
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) {
+                        const int odd = (i + p) & 1;
+                        *reinterpret_cast<uint32_t*>(to + i * kPlane + odd + 2 * lane) = pairs[i];
+                    }
+                }
+                if (lane < 8) to[lane * kPlane + (single_odd ? 0 : 62)] = single;
             }
+            __syncwarp();
         }
     }
 }
@@ -384,7 +410,7 @@ extern "C" int conv_pool(const void* x, const void* weight, const void* bias, vo
 
 library = ctypes.CDLL(
     load_inline(
-        name="conv_hardswish_pool_mish",
+        name="conv_hardswish_pool_mish_n256",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],

@@ -15,49 +15,52 @@ constexpr int kSide = 256;                 // input height and width
 constexpr int kOut = 513;                  // output height and width
 constexpr int kPlane = kOut * kOut;
 constexpr int kPairs = 257;                // pairs of output rows (2q - 1, 2q), q = 0 .. 256
-constexpr int kThreads = 384;
-constexpr int kSlots = 4;
-constexpr int kSlotBytes = 16384;          // one input row: 64 ci x 64 pixels, at columns p - 1 and at p
-constexpr int kEdgeBytes = 1024;           // 64 ci x the 8 pixels that follow
-constexpr int kTapBytes = 32768;           // 256 lines (n) of 64 ci
-constexpr int kStageBytes = 8192;          // 32 co x 128 outputs
+constexpr int kThreads = 512;              // four warpgroups
+constexpr int kWarps = kThreads / 32;
+constexpr int kSlots = 9;
+constexpr int kSlotBytes = 16384;          // one unit: 64 ci x 64 pixels, at columns p - 1 and at p
+constexpr int kStageRow = 544;             // 272 outputs; 8 banks further for each row
+constexpr int kStageWarp = 8 * kStageRow;
 
-constexpr int kWeightsAt = 0;
-constexpr int kRowsAt = 131072;
-constexpr int kStageAt = kRowsAt + kSlots * kSlotBytes;   // 196608
-constexpr int kEdgeAt = kStageAt + 2 * kStageBytes;       // 212992
-constexpr int kBiasAt = kEdgeAt + kSlots * kEdgeBytes;    // 217088
-constexpr int kBarriersAt = kBiasAt + 256;
-constexpr int kProgressAt = kBarriersAt + 128;
-constexpr int kSharedBytes = kProgressAt + 64 + 1024;     // with room for the alignment to 1024
+constexpr int kStageAt = kSlots * kSlotBytes;                // 147456
+constexpr int kBarriersAt = kStageAt + kWarps * kStageWarp;  // 217088
+constexpr int kLoadedAt = kBarriersAt;                       // the unit has come
+constexpr int kFullAt = kLoadedAt + 8 * kSlots;              // the shifted copy is made
+constexpr int kEmptyAt = kFullAt + 8 * kSlots;               // the slot may be overwritten
+constexpr int kSharedBytes = kBarriersAt + 256 + 1024;       // with room for the alignment to 1024
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
-__device__ __forceinline__ void start(uint64_t* barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+// Read anew each time, so that nothing derived from it has to live across the products.
+__device__ __forceinline__ int thread_index() {
+    int value;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(value));
+    return value;
+}
+__device__ __forceinline__ void start(uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 __device__ __forceinline__ void show_started() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-__device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
+__device__ __forceinline__ void arrive_and_expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
     asm volatile(
         "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+        "@!done bra again;\n}" ::"r"(barrier), "r"(parity) : "memory");
 }
 
 // The column is a multiple of 8: the innermost coordinate has to be one of 16 bytes.
 __device__ __forceinline__ void tensor_load(uint32_t to, const CUtensorMap* map, int column, int row, int plane,
-                                            uint64_t* barrier) {
+                                            uint32_t barrier) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
-        ::"r"(to), "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(column), "r"(row),
-        "r"(plane) : "memory");
+        ::"r"(to), "l"(reinterpret_cast<uint64_t>(map)), "r"(barrier), "r"(column), "r"(row), "r"(plane)
+        : "memory");
 }
 
 // 128-byte swizzle, 8 lines of 128 bytes every 1024 bytes.
@@ -66,21 +69,35 @@ __device__ __forceinline__ uint64_t describe(uint32_t start_at, uint32_t leading
            static_cast<uint64_t>(stride >> 4) << 32 | static_cast<uint64_t>(1) << 62;
 }
 
-// D (64 x 256) += A (64 x 16, M-major) B (16 x 256, K-major)
-__device__ __forceinline__ void multiply(float (&d)[128], uint64_t a, uint64_t b, int add) {
+// D (64 x 64) += A (64 x 16, registers) B (16 x 64, N-major)
+__device__ __forceinline__ void multiply(float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add) {
     asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
-        "{@REGISTERS@}, %128, %129, p, 1, 1, 1, 0;\n}"
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{@REGISTERS@}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
         : @OPERANDS@
-        : "l"(a), "l"(b), "r"(add));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+// D (16 x 8) += A (16 x 16) B (16 x 8), one warp
+__device__ __forceinline__ void multiply_small(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void load_turned(uint32_t (&v)[4], uint32_t at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(at)
+                 : "memory");
 }
 __device__ __forceinline__ void show_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wait_all_products(float (&d)[128]) {
+__device__ __forceinline__ void wait_all_products(float (&d)[32]) {
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
-    for (int i = 0; i < 128; ++i) asm volatile("" : "+f"(d[i])::"memory");
+    for (int i = 0; i < 32; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 __device__ __forceinline__ void meet(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
@@ -91,10 +108,31 @@ __device__ __forceinline__ void meet_without_waiting(int name, int threads) {
 __device__ __forceinline__ void store_word(uint32_t at, uint32_t value) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
 }
+__device__ __forceinline__ void store_half(uint32_t at, uint32_t value) {
+    const uint16_t bits = static_cast<uint16_t>(value);
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(bits) : "memory");
+}
+__device__ __forceinline__ uint16_t load_half(uint32_t at) {
+    uint16_t value;
+    asm volatile("ld.shared.b16 %0, [%1];" : "=h"(value) : "r"(at) : "memory");
+    return value;
+}
 __device__ __forceinline__ uint32_t load_word(uint32_t at) {
     uint32_t value;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
     return value;
+}
+__device__ __forceinline__ uint4 load_four(uint32_t at) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+__device__ __forceinline__ void store_four(uint32_t at, uint4 v) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
 }
 // Relative error of at most 2^-11, a quarter of what rounding to bf16 adds.
 __device__ __forceinline__ float quick_tanh(float v) {
@@ -107,337 +145,301 @@ __device__ __forceinline__ uint32_t pair(float low, float high) {
     return *reinterpret_cast<const uint32_t*>(&both);
 }
 
+// Stage a tile: a thread has four consecutive outputs of each of 8 blocks. With kOdd the first of them lies in the
+// upper half of a word, and the output before it comes from the lane (or the block, or the tile) before.
+template <bool kOdd>
+__device__ __forceinline__ void stage(const float (&d)[32], float shift, uint32_t at, bool swap, int c, int source,
+                                      uint32_t& last) {
+    const uint32_t first_at = at + (swap ? 4 : 0);
+    const uint32_t second_at = at + (swap ? 0 : 4);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        uint32_t w0 = pair(quick_tanh(d[4 * j] + shift), quick_tanh(d[4 * j + 2] + shift));
+        uint32_t w1 = pair(quick_tanh(d[4 * j + 1] + shift), quick_tanh(d[4 * j + 3] + shift));
+        if (kOdd) {
+            const uint32_t given = c == 3 ? last : w1;
+            const uint32_t got = __shfl_sync(0xffffffffu, given, source);
+            last = w1;
+            const uint32_t n0 = __byte_perm(got, w0, 0x5432);
+            const uint32_t n1 = __byte_perm(w0, w1, 0x5432);
+            w0 = n0;
+            w1 = n1;
+        }
+        store_word(first_at + 32 * j, swap ? w1 : w0);
+        store_word(second_at + 32 * j, swap ? w0 : w1);
+    }
+}
+
 __global__ void __launch_bounds__(kThreads, 1)
-transposed_tanh_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_edge,
-                       const __nv_bfloat16* __restrict__ x, const __nv_bfloat16* __restrict__ weight,
+transposed_tanh_kernel(const __grid_constant__ CUtensorMap map_x, const __nv_bfloat16* __restrict__ weight,
                        const __nv_bfloat16* __restrict__ conv_bias, const __nv_bfloat16* __restrict__ bias,
                        __nv_bfloat16* __restrict__ out, int total) {
     extern __shared__ uint8_t raw_memory[];
-    uint8_t* const base = raw_memory + ((1024u - (shared_address(raw_memory) & 1023u)) & 1023u);
-    const uint32_t base_at = shared_address(base);
-    float* const biases = reinterpret_cast<float*>(base + kBiasAt);
-    uint64_t* const loaded = reinterpret_cast<uint64_t*>(base + kBarriersAt);   // the row has come
-    uint64_t* const full = loaded + kSlots;                                     // the shifted copy is made
-    uint64_t* const empty = full + kSlots;
-    volatile int* const progress = reinterpret_cast<volatile int*>(base + kProgressAt);
+    const uint32_t base_at = (shared_address(raw_memory) + 1023u) & ~1023u;
 
-    const int lane = threadIdx.x % 32;
-    const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
-    const int tile_column = blockIdx.x & 3;
-    const int group = blockIdx.x >> 2, groups = gridDim.x >> 2;
-    const int low = total * group / groups;
-    const int high = total * (group + 1) / groups;
+    const int low = static_cast<int>(static_cast<int64_t>(total) * blockIdx.x / gridDim.x);
+    const int high = static_cast<int>(static_cast<int64_t>(total) * (blockIdx.x + 1) / gridDim.x);
     const int count = high - low;
+    const int units = 4 * (count + 1);     // unit u: input row low - 1 + u / 4, pixels from 64 * (u % 4) on
 
     if (threadIdx.x == 0) {
         for (int s = 0; s < kSlots; ++s) {
-            start(&loaded[s], 1);
-            start(&full[s], 2);    // two warps make the shifted copy
-            start(&empty[s], 8);   // four warps of each of the two tiles that use a row
+            start(base_at + kLoadedAt + 8 * s, 1);
+            start(base_at + kFullAt + 8 * s, kWarps);
+            start(base_at + kEmptyAt + 8 * s, kWarps);
         }
         show_started();
-        *progress = 0;
     }
-    if (threadIdx.x < 64) {
-        biases[threadIdx.x] = __bfloat162float(conv_bias[threadIdx.x]) - __bfloat162float(bias[threadIdx.x]);
+    __syncthreads();
+
+    // Rows -1 and 256 of an image are out of bounds, hence zeros: the row 256 of one is the row -1 of the next.
+    auto load_unit = [&](int line, int column, int s, int parity) {
+        const int image = line / kPairs, row = line - image * kPairs;   // -1 gives image 0, row -1
+        const uint32_t barrier = base_at + kLoadedAt + 8 * s;
+        wait(base_at + kEmptyAt + 8 * s, parity ^ 1);
+        arrive_and_expect(barrier, kSlotBytes / 2);
+        tensor_load(base_at + s * kSlotBytes, &map_x, column, row, image * 64, barrier);
+    };
+    if (threadIdx.x == 0 && count > 0) {
+        for (int u = 0; u < 8; ++u) load_unit(low - 1 + (u >> 2), (u & 3) * 64, u, 0);   // there are at least 8
     }
     __syncwarp();
 
-    // Pack the weights: a warp takes one co at a time, a lane the input channels 2 * lane and 2 * lane + 1.
-    for (int co = warp; co < 64; co += kThreads / 32) {
-        const uint4* first = reinterpret_cast<const uint4*>(weight + ((2 * lane) * 64 + co) * 16);
-        const uint4* second = reinterpret_cast<const uint4*>(weight + ((2 * lane + 1) * 64 + co) * 16);
-        const uint4 f0 = __ldg(first), f1 = __ldg(first + 1);
-        const uint4 s0 = __ldg(second), s1 = __ldg(second + 1);
-        const uint32_t f[8] = {f0.x, f0.y, f0.z, f0.w, f1.x, f1.y, f1.z, f1.w};
-        const uint32_t s[8] = {s0.x, s0.y, s0.z, s0.w, s1.x, s1.y, s1.z, s1.w};
-        const int c = co >> 4, g0 = co >> 3 & 1, r = co & 7;
+    // The warp's 16 rows: channels 8 * index_of(r) + residue, r = 0 .. 7, with px = 0 and (8 further) px = 1,
+    // where index_of(r) = 0, 2, 4, 6, 1, 3, 5, 7.
+    float shift;
+    uint32_t w[16][4];
+    {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        const int residue = warp & 7, py = warp >> 3;
+        const int r = lane >> 2, c = lane & 3;
+        const int co = 8 * (((r & 3) << 1) | (r >> 2)) + residue;
+        shift = __bfloat162float(conv_bias[co]) - __bfloat162float(bias[co]);
+
+        // Weights: w[a * 8 + b * 4 + g] has the input channels 16 * g .. 16 * g + 15; ky = py + 2 * (1 - a),
+        // kx = px + 2 * (1 - b).
 #pragma unroll
-        for (int k = 0; k < 16; ++k) {
-            const int ky = k >> 2, kx = k & 3;
-            const int py = ky & 1, a = 1 - (ky >> 1);
-            const int px = kx & 1, b = 1 - (kx >> 1);
-            const int j = py * 16 + (r >> 2) * 8 + (r & 3) * 2 + g0;
-            const int n = j * 8 + c * 2 + px;
-            const uint32_t value = __byte_perm(f[k / 2], s[k / 2], k % 2 ? 0x7632 : 0x5410);
-            store_word(base_at + kWeightsAt + (a * 2 + b) * kTapBytes + n * 128 + ((lane * 4) ^ ((n & 7) * 16)), value);
+        for (int g = 0; g < 4; ++g) {
+#pragma unroll
+            for (int upper = 0; upper < 2; ++upper) {
+                const int ci = 16 * g + 8 * upper + 2 * c;
+#pragma unroll
+                for (int a = 0; a < 2; ++a) {
+                    const int ky = py + 2 * (1 - a);
+                    const uint2 v0 = __ldg(reinterpret_cast<const uint2*>(weight + (ci * 64 + co) * 16 + ky * 4));
+                    const uint2 v1 =
+                        __ldg(reinterpret_cast<const uint2*>(weight + ((ci + 1) * 64 + co) * 16 + ky * 4));
+                    w[a * 8 + 4 + g][2 * upper + 0] = __byte_perm(v0.x, v1.x, 0x5410);
+                    w[a * 8 + 4 + g][2 * upper + 1] = __byte_perm(v0.x, v1.x, 0x7632);
+                    w[a * 8 + g][2 * upper + 0] = __byte_perm(v0.y, v1.y, 0x5410);
+                    w[a * 8 + g][2 * upper + 1] = __byte_perm(v0.y, v1.y, 0x7632);
+                }
+            }
         }
     }
-    show_stores();
-    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < 16; ++k) {
+#pragma unroll
+        for (int v = 0; v < 4; ++v) asm volatile("" : "+r"(w[k][v]));
+    }
 
-    if (warp == 8) {
-        // Loads: each tile brings input row q; the first of a segment row q - 1 as well.
-        if (lane == 0) {
-            int l = 0;
-            for (int i = 0; i < count; ++i) {
-                const int index = low + i, image = index / kPairs, q = index - image * kPairs;
-                const bool first = i == 0 || q == 0;
-                for (int row = first ? q - 1 : q; row <= q; ++row, ++l) {
-                    const int s = l & (kSlots - 1);
-                    wait(&empty[s], ((l / kSlots) & 1) ^ 1);
-                    arrive_and_expect(&loaded[s], kSlotBytes / 2 + kEdgeBytes);
-                    tensor_load(base_at + kRowsAt + s * kSlotBytes, &map_x, tile_column * 64, row, image * 64,
-                                &loaded[s]);
-                    tensor_load(base_at + kEdgeAt + s * kEdgeBytes, &map_edge, tile_column * 64 + 64, row, image * 64,
-                                &loaded[s]);
-                }
-                *progress = i + 1;
-            }
-        }
-    } else if (warp == 9) {
-        // Output column 0, from input column 0 and the taps b = 1 with px = 1. Of every four tiles each block of
-        // a group takes one. A lane has the lines n = 2 * lane + 1 + 64 * u.
-        const int side = lane >> 2 & 1;   // lanes 4 to 7 of 8 take the neighbouring 16 bytes: no bank conflict
-        const int line = 2 * lane + 1;
-        for (int i = tile_column; i < count; i += 4) {
-            while (*progress <= i) __nanosleep(200);
-            __syncwarp();
-            const int index = low + i, image = index / kPairs, q = index - image * kPairs;
-            float values[2][2];
-#pragma unroll
-            for (int a = 0; a < 2; ++a) {
-                const int row = q - 1 + a;
-                const bool inside = row >= 0 && row < kSide;
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int ci = lane + 32 * half;
-                    values[a][half] = 0.0f;
-                    if (inside) {
-                        values[a][half] = __bfloat162float(
-                            x[(static_cast<int64_t>(image * 64 + ci) * kSide + row) * kSide]);
-                    }
-                }
-            }
-            float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-            for (int a = 0; a < 2; ++a) {
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
+    // The second copy of a unit, one pixel further on: a warp takes four lines (ci), eight lanes a line. The pixel
+    // after the unit is the first one of the next unit, or zero at the end of the row.
+    auto share = [&](int s, int parity, int next_s, int next_parity, bool more) {
+        wait(base_at + kLoadedAt + 8 * s, parity);
+        if (more) wait(base_at + kLoadedAt + 8 * next_s, next_parity);
+        __syncwarp();
+        const int thread = thread_index();
+        const int part = thread & 7, line = thread >> 3;
+        const uint32_t line_at = base_at + line * 128;
+        const uint32_t at = line_at + s * kSlotBytes + ((part ^ (line & 7)) * 16);
+        const uint4 v = load_four(at);
+        uint32_t tail = 0;
+        if (more && part == 7) tail = load_word(line_at + next_s * kSlotBytes + (line & 7) * 16);
+        __syncwarp();
+        uint32_t next = __shfl_down_sync(0xffffffffu, v.x, 1);
+        if (part == 7) next = tail;
+        uint4 moved;
+        moved.x = __byte_perm(v.x, v.y, 0x5432);
+        moved.y = __byte_perm(v.y, v.z, 0x5432);
+        moved.z = __byte_perm(v.z, v.w, 0x5432);
+        moved.w = __byte_perm(v.w, next, 0x5432);
+        store_four(at + 8192, moved);
+        show_stores();
+        __syncwarp();
+        if ((thread & 31) == 0) arrive(base_at + kFullAt + 8 * s);
+        __syncwarp();
+    };
+    if (count > 0) {
 #pragma unroll 1
-                    for (int part = 0; part < 4; ++part) {
-                        const int chunk = (half * 4 + part) ^ side;
-                        const uint8_t* from = base + kWeightsAt + (a * 2 + 1) * kTapBytes + line * 128 +
-                                              ((chunk ^ (line & 7)) * 16);
-                        uint32_t w[4][4];
-#pragma unroll
-                        for (int u = 0; u < 4; ++u) {
-                            const uint4 v = *reinterpret_cast<const uint4*>(from + u * 8192);
-                            w[u][0] = v.x;
-                            w[u][1] = v.y;
-                            w[u][2] = v.z;
-                            w[u][3] = v.w;
-                        }
-                        const int source = (part ^ side) * 8;
-#pragma unroll
-                        for (int e = 0; e < 8; ++e) {
-                            const float value = __shfl_sync(0xffffffffu, values[a][half], source + e);
-#pragma unroll
-                            for (int u = 0; u < 4; ++u) {
-                                const uint32_t bits = e % 2 ? w[u][e / 2] & 0xffff0000u : w[u][e / 2] << 16;
-                                sums[u] = fmaf(value, __uint_as_float(bits), sums[u]);
-                            }
-                        }
-                    }
-                }
+        for (int u = 0; u < 5; ++u) share(u, 0, u + 1, 0, u != 3);
+        if ((thread_index() >> 7) == 3) meet_without_waiting(1, 256);   // the first turn is warpgroup 0's
+    }
+
+    uint32_t last = 0;
+    int s0 = 0, p0 = 0;   // slot of the unit u0, and the parity of its round
+
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+        const int index = low + i, image = index / kPairs, q = index - image * kPairs;
+
+#pragma unroll 1
+        for (int t = 0; t < 4; ++t) {
+            const int u0 = 4 * i + t;   // the row above; the row below is the unit u0 + 4
+            int s1 = s0 + 4, p1 = p0;
+            if (s1 >= kSlots) {
+                s1 -= kSlots;
+                p1 ^= 1;
             }
-#pragma unroll
-            for (int u = 0; u < 4; ++u) {
-                const int j = 8 * u + (lane >> 2);
-                const int py = j >> 4;
-                const int co = (lane & 3) * 16 + (j & 1) * 8 + (j >> 3 & 1) * 4 + (j >> 1 & 3);
-                const int oy = 2 * q - 1 + py;
-                if (oy >= 0) {
-                    out[static_cast<int64_t>(image * 64 + co) * kPlane + oy * kOut] =
-                        __float2bfloat16(quick_tanh(sums[u] + biases[co]));
-                }
-            }
+            if (u0 < 4) wait(base_at + kFullAt + 8 * s0, p0);   // later ones have been waited for as row below
+            wait(base_at + kFullAt + 8 * s1, p1);
             __syncwarp();
-        }
-    } else if (warp >= 10) {
-        // The second copy of each row, one pixel further on: a lane takes 16 bytes, eight lanes a line (ci).
-        const int part = lane & 7;
-        int l = 0;
-        for (int i = 0; i < count; ++i) {
-            const int index = low + i, q = index - index / kPairs * kPairs;
-            const int rows = (i == 0 || q == 0) ? 2 : 1;
-            for (int row = 0; row < rows; ++row, ++l) {
-                const int s = l & (kSlots - 1);
-                wait(&loaded[s], (l / kSlots) & 1);
-                __syncwarp();
-                uint8_t* const slot = base + kRowsAt + s * kSlotBytes;
-                const uint8_t* const edge = base + kEdgeAt + s * kEdgeBytes;
-                uint4 v[8];
-                uint32_t tail[8];
+            const uint32_t at0 = base_at + s0 * kSlotBytes;
+            const uint32_t at1 = base_at + s1 * kSlotBytes;
+
+            if (t == 0) {
+                // Output column 0: pixel 0 with the taps b = 1 and px = 1.
+                const int lane = thread_index() & 31;
+                const uint32_t lane_at = lane * 128 + (lane & 7) * 16;
+                float z0[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                float z1[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-                for (int step = 0; step < 8; ++step) {
-                    const int line = (warp - 10) * 32 + step * 4 + (lane >> 3);
-                    const int at = line * 128 + ((part ^ (line & 7)) * 16);
-                    v[step] = *reinterpret_cast<const uint4*>(slot + at);
-                    tail[step] = 0;
-                    if (part == 7) tail[step] = *reinterpret_cast<const uint32_t*>(edge + line * 16);
+                for (int half = 0; half < 2; ++half) {
+                    uint32_t v0[4], v1[4];
+                    load_turned(v0, at0 + 4096 * half + lane_at);
+                    load_turned(v1, at1 + 4096 * half + lane_at);
+                    multiply_small(z0, w[4 + 2 * half], v0[0], v0[1]);
+                    multiply_small(z1, w[12 + 2 * half], v1[0], v1[1]);
+                    multiply_small(z0, w[4 + 2 * half + 1], v0[2], v0[3]);
+                    multiply_small(z1, w[12 + 2 * half + 1], v1[2], v1[3]);
                 }
-                __syncwarp();
-#pragma unroll
-                for (int step = 0; step < 8; ++step) {
-                    const int line = (warp - 10) * 32 + step * 4 + (lane >> 3);
-                    const int at = line * 128 + ((part ^ (line & 7)) * 16);
-                    uint32_t next = __shfl_down_sync(0xffffffffu, v[step].x, 1);
-                    if (part == 7) next = tail[step];
-                    uint4 moved;
-                    moved.x = __byte_perm(v[step].x, v[step].y, 0x5432);
-                    moved.y = __byte_perm(v[step].y, v[step].z, 0x5432);
-                    moved.z = __byte_perm(v[step].z, v[step].w, 0x5432);
-                    moved.w = __byte_perm(v[step].w, next, 0x5432);
-                    *reinterpret_cast<uint4*>(slot + 8192 + at) = moved;
-                }
-                show_stores();
-                __syncwarp();
-                if (lane == 0) arrive(&full[s]);
-                __syncwarp();
+                const uint32_t column = pair(0.0f, quick_tanh(z0[2] + z1[2] + shift));
+                last = __shfl_sync(0xffffffffu, column, lane & 28);
             }
-        }
-    } else {
-        const int me = warp / 4;               // which of the two consumer warpgroups
-        const int w4 = warp % 4;
-        const int c = lane & 3;
 
-        // Places of staging stores for g0 = 0, 1 and rows + 0, + 8.
-        const uint32_t stage_at = base_at + kStageAt + me * kStageBytes;
-        uint32_t place_of[2][2];
-#pragma unroll
-        for (int g0 = 0; g0 < 2; ++g0) {
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int g = c * 2 + g0;
-                const int byte = (w4 & 1) * 64 + h * 32 + (lane >> 2) * 4;
-                place_of[g0][h] = stage_at + (w4 >> 1) * 1024 + g * 128 + (byte ^ (g * 16));
-            }
-        }
-
-        const uint64_t b_start = describe(base_at + kWeightsAt, 4096, 1024);
-        uint16_t* const out16 = reinterpret_cast<uint16_t*>(out);
-
-        if (me == 1 && count > 0) meet_without_waiting(1, 256);
-        int l = 0;
-        for (int i = 0; i < count; ++i) {
-            const int index = low + i, image = index / kPairs, q = index - image * kPairs;
-            const bool first = i == 0 || q == 0;
-            const bool last = i + 1 == count || q == kPairs - 1;
-            l += first ? 2 : 1;
-            if ((i & 1) != me) continue;
-            const int l0 = l - 2, l1 = l - 1;
-            const int s0 = l0 & (kSlots - 1), s1 = l1 & (kSlots - 1);
-            wait(&loaded[s0], (l0 / kSlots) & 1);
-            wait(&full[s0], (l0 / kSlots) & 1);
-            wait(&loaded[s1], (l1 / kSlots) & 1);
-            wait(&full[s1], (l1 / kSlots) & 1);
-            __syncwarp();
-            meet(1 + me, 256);   // my turn at the tensor cores
-
-            float d[128];
-            const uint64_t a0 = describe(base_at + kRowsAt + s0 * kSlotBytes, 8192, 1024);
-            const uint64_t a1 = describe(base_at + kRowsAt + s1 * kSlotBytes, 8192, 1024);
+            const int me = thread_index() >> 7;   // which of the four warpgroups
+            meet(1 + me, 256);                    // my turn at the tensor cores
+            float d[32];
+            const uint64_t b0 = describe(at0, 8192, 1024);
+            const uint64_t b1 = describe(at1, 8192, 1024);
             begin_products();
 #pragma unroll
-            for (int b = 0; b < 2; ++b) {
-#pragma unroll
-                for (int k = 0; k < 4; ++k) {
-                    multiply(d, a0 + ((b * 8192 + k * 2048) >> 4), b_start + ((b * kTapBytes + k * 32) >> 4),
-                             b + k > 0 ? 1 : 0);
-                }
+            for (int k = 0; k < 8; ++k) {
+                multiply(d, w[k], b0 + (((k >> 2) * 8192 + (k & 3) * 2048) >> 4), k > 0 ? 1 : 0);
             }
 #pragma unroll
-            for (int b = 0; b < 2; ++b) {
-#pragma unroll
-                for (int k = 0; k < 4; ++k) {
-                    multiply(d, a1 + ((b * 8192 + k * 2048) >> 4), b_start + (((2 + b) * kTapBytes + k * 32) >> 4), 1);
-                }
+            for (int k = 0; k < 8; ++k) {
+                multiply(d, w[8 + k], b1 + (((k >> 2) * 8192 + (k & 3) * 2048) >> 4), 1);
             }
             commit_products();
-            if (i + 1 < count) meet_without_waiting(2 - me, 256);   // the other's turn
+            if (me < 3 || u0 + 5 < units) meet_without_waiting(1 + ((me + 1) & 3), 256);   // the next one's turn
+
+            // While the products run: the shifted copy that the next tile needs.
+            if (u0 + 5 < units) {
+                int s = s0 + 5, p = p0;
+                if (s >= kSlots) {
+                    s -= kSlots;
+                    p ^= 1;
+                }
+                int next_s = s + 1, next_p = p;
+                if (next_s >= kSlots) {
+                    next_s = 0;
+                    next_p ^= 1;
+                }
+                share(s, p, next_s, next_p, t != 2);   // t == 2: the last unit of a row
+            }
 
             wait_all_products(d);
-            if (lane == 0) {
-                arrive(&empty[s0]);
-                if (first) arrive(&empty[s0]);
-                arrive(&empty[s1]);
-                if (last) arrive(&empty[s1]);
+
+            const int thread = thread_index();
+            const int lane = thread & 31, warp = thread >> 5;
+            if (lane == 0) arrive(base_at + kEmptyAt + 8 * s0);
+            if (thread == 0 && u0 + 8 < units) {
+                // The slot before this one: every warpgroup's products with it come before mine.
+                int s = s0 + 8, p = p0;
+                if (s >= kSlots) {
+                    s -= kSlots;
+                    p ^= 1;
+                }
+                load_unit(index + 1, t * 64, s, p);
             }
             __syncwarp();
 
-            // Four chunks of 8 KB: py, then the upper bit of r.
-#pragma unroll
-            for (int chunk = 0; chunk < 4; ++chunk) {
-                const int oy = 2 * q - 1 + (chunk >> 1);
-                if (oy >= 0) {
-                    uint32_t packed[16];
-#pragma unroll
-                    for (int g0 = 0; g0 < 2; ++g0) {
-                        const float4 shift =
-                            *reinterpret_cast<const float4*>(biases + c * 16 + g0 * 8 + (chunk & 1) * 4);
-                        const float shifts[4] = {shift.x, shift.y, shift.z, shift.w};
-#pragma unroll
-                        for (int r = 0; r < 4; ++r) {
-                            const int jj = r * 2 + g0;
-                            const int j = chunk * 8 + jj;
-#pragma unroll
-                            for (int h = 0; h < 2; ++h) {
-                                packed[2 * jj + h] = pair(quick_tanh(d[4 * j + 2 * h] + shifts[r]),
-                                                          quick_tanh(d[4 * j + 2 * h + 1] + shifts[r]));
-                            }
-                        }
-                    }
-                    meet(3 + me, 128);   // all have read what was staged before
-#pragma unroll
-                    for (int jj = 0; jj < 8; ++jj) {
-#pragma unroll
-                        for (int h = 0; h < 2; ++h) {
-                            store_word(place_of[jj & 1][h] + (jj >> 1) * 2048, packed[2 * jj + h]);
-                        }
-                    }
-                    meet(3 + me, 128);
+            const int residue = warp & 7, py = warp >> 3;
+            const int oy = 2 * q - 1 + py;
+            if (oy >= 0) {
+                const int r = lane >> 2, c = lane & 3;
+                const bool odd = ((residue + py) & 1) != 0;   // output column 1 lies in the upper half of a word
+                const bool swap = r >= 4;   // these lanes store their second word first: no bank conflict
+                const int source = (lane & 28) | ((lane + 3) & 3);
+                const uint32_t stage_at = base_at + kStageAt + warp * kStageWarp;
+                const int flat = (image * 64 + residue) * kPlane + oy * kOut;   // of the warp's first row
+                const int e0 = flat & 15;   // of rows 0 .. 3, from a multiple of 32 bytes
+                const int e1 = e0 ^ 8;      // of rows 4 .. 7
+                const int e = swap ? e1 : e0;
+                const uint32_t lane_at = stage_at + r * kStageRow + 8 * c + 2 * e + (odd ? 0 : 2);
+                const int half = t >> 1;    // of the row; 256 outputs, and up to 16 of them go along
 
-                    // This warp has the channels g * 8 + (chunk & 1) * 4 + w4, 128 outputs of each.
-                    uint32_t words[8][2];
+                if (t == 2) {
+                    const uint32_t to = stage_at + (lane >> 2) * kStageRow + (lane & 3) * 8;
+                    const uint32_t v0 = load_word(to + 512);
+                    const uint32_t v1 = load_word(to + 516);
+                    store_word(to, v0);
+                    store_word(to + 4, v1);
+                    __syncwarp();
+                }
+                const uint32_t at = lane_at + (t & 1) * 256;
+                if (odd) {
+                    stage<true>(d, shift, at, swap, c, source, last);
+                    if (t == 3 && c == 3) store_half(lane_at + 488, last >> 16);   // output column 512
+                } else {
+                    if (t == 0 && c == 0) store_half(lane_at - 2, last >> 16);     // output column 0
+                    stage<false>(d, shift, at, swap, c, source, last);
+                }
+                __syncwarp();
+
+                if (t & 1) {
+                    // 512 bytes of each row: 16 whole sectors, or 15 where a row begins within the first one.
 #pragma unroll
-                    for (int g = 0; g < 8; ++g) {
-                        const uint32_t at = stage_at + w4 * 2048 + g * 128 + ((lane * 4) ^ (g * 16));
-                        words[g][0] = load_word(at);
-                        words[g][1] = load_word(at + 1024);
-                    }
-                    uint16_t* const begin =
-                        out16 + static_cast<int64_t>(image * 64 + (chunk & 1) * 4 + w4) * kPlane + oy * kOut + 1 +
-                        128 * tile_column;
-                    if (((w4 + oy + 1) & 1) == 0) {
-                        // The first output lies at a multiple of 4 bytes.
+                    for (int g = 0; g < 2; ++g) {
+                        const int before = g ? e1 : e0;
+                        __nv_bfloat16* const to =
+                            out + static_cast<int64_t>(flat - before + g * (8 * kPlane) + 256 * half + 8 * lane);
+                        const uint32_t from = stage_at + g * (4 * kStageRow) + lane * 16;
+                        uint4 v[4];
 #pragma unroll
-                        for (int g = 0; g < 8; ++g) {
-                            uint16_t* const to = begin + static_cast<int64_t>(g) * 8 * kPlane;
-                            *reinterpret_cast<uint32_t*>(to + 2 * lane) = words[g][0];
-                            *reinterpret_cast<uint32_t*>(to + 64 + 2 * lane) = words[g][1];
-                        }
-                    } else {
-                        // The second one does.
+                        for (int k = 0; k < 4; ++k) v[k] = load_four(from + k * kStageRow);
+                        if (half != 0 || before == 0 || lane >= 2) {
 #pragma unroll
-                        for (int g = 0; g < 8; ++g) {
-                            uint16_t* const to = begin + static_cast<int64_t>(g) * 8 * kPlane;
-                            const uint32_t v0 = words[g][0], v1 = words[g][1];
-                            const uint32_t t0 = __shfl_sync(0xffffffffu, v0, (lane + 1) & 31);
-                            const uint32_t t1 = __shfl_sync(0xffffffffu, v1, (lane + 1) & 31);
-                            const uint32_t n0 = lane == 31 ? t1 : t0;
-                            *reinterpret_cast<uint32_t*>(to + 1 + 2 * lane) = __byte_perm(v0, n0, 0x5432);
-                            if (lane < 31) {
-                                *reinterpret_cast<uint32_t*>(to + 65 + 2 * lane) = __byte_perm(v1, t1, 0x5432);
-                            } else {
-                                to[127] = static_cast<uint16_t>(v1 >> 16);
+                            for (int k = 0; k < 4; ++k) {
+                                *reinterpret_cast<uint4*>(to + static_cast<int64_t>(k) * (16 * kPlane)) = v[k];
                             }
-                            if (lane == 0) to[0] = static_cast<uint16_t>(v0 & 0xffffu);
-                            __syncwarp();
+                        }
+                    }
+                    // The sector where a row begins, or the one where it ends.
+                    const int upper = lane >> 4, z = lane & 15;
+                    uint16_t bits[4];
+#pragma unroll
+                    for (int step = 0; step < 4; ++step) {
+                        bits[step] = load_half(stage_at + (2 * step + upper) * kStageRow + 512 * half + 2 * z);
+                    }
+#pragma unroll
+                    for (int step = 0; step < 4; ++step) {
+                        const int before = step < 2 ? e0 : e1;
+                        const bool mine = half == 0 ? (before != 0 && z >= before) : z <= before;
+                        if (mine) {
+                            const int channel = (step & 1) * 4 + 2 * upper + (step >> 1);   // index_of(row)
+                            const int place = flat + channel * (8 * kPlane) - before + 512 * half + z;
+                            reinterpret_cast<uint16_t*>(out)[static_cast<int64_t>(place)] = bits[step];
                         }
                     }
                     __syncwarp();
                 }
+            }
+
+            if (++s0 == kSlots) {
+                s0 = 0;
+                p0 ^= 1;
             }
         }
     }
@@ -451,13 +453,13 @@ extern "C" int transposed_tanh(const void* x, const void* weight, const void* co
                                int64_t batch, void* stream) {
     if (batch == 0) return 0;
     static EncodeTiled encode = nullptr;
-    static int blocks = 0;
+    static int processors = 0;
     if (encode == nullptr) {
         void* driver = dlopen("libcuda.so.1", RTLD_NOW);
         if (driver == nullptr) return 10001;
         EncodeTiled found = reinterpret_cast<EncodeTiled>(dlsym(driver, "cuTensorMapEncodeTiled"));
         if (found == nullptr) return 10002;
-        int device = 0, processors = 0;
+        int device = 0;
         cudaError_t error = cudaGetDevice(&device);
         if (error != cudaSuccess) return static_cast<int>(error);
         error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
@@ -465,47 +467,36 @@ extern "C" int transposed_tanh(const void* x, const void* weight, const void* co
         error = cudaFuncSetAttribute(transposed_tanh_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      kSharedBytes);
         if (error != cudaSuccess) return static_cast<int>(error);
-        blocks = processors / 4 * 4;
-        if (blocks < 4) blocks = 4;
         encode = found;
     }
 
     alignas(64) CUtensorMap map_x;
-    alignas(64) CUtensorMap map_edge;
     const cuuint64_t sizes[3] = {kSide, kSide, static_cast<cuuint64_t>(batch) * 64};
     const cuuint64_t strides[2] = {kSide * 2, kSide * kSide * 2};
     const cuuint32_t steps[3] = {1, 1, 1};
-    {
-        const cuuint32_t box[3] = {64, 1, 64};
-        const CUresult result =
-            encode(&map_x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(x), sizes, strides, box, steps,
-                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-        if (result != CUDA_SUCCESS) return 20000 + static_cast<int>(result);
-    }
-    {
-        const cuuint32_t box[3] = {8, 1, 64};
-        const CUresult result =
-            encode(&map_edge, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(x), sizes, strides, box, steps,
-                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-        if (result != CUDA_SUCCESS) return 30000 + static_cast<int>(result);
-    }
+    const cuuint32_t box[3] = {64, 1, 64};
+    const CUresult result =
+        encode(&map_x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(x), sizes, strides, box, steps,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS) return 20000 + static_cast<int>(result);
+
+    const int total = static_cast<int>(batch) * kPairs;
+    const int blocks = processors < total ? processors : total;
     transposed_tanh_kernel<<<static_cast<unsigned>(blocks), kThreads, kSharedBytes,
                              static_cast<cudaStream_t>(stream)>>>(
-        map_x, map_edge, static_cast<const __nv_bfloat16*>(x), static_cast<const __nv_bfloat16*>(weight),
-        static_cast<const __nv_bfloat16*>(conv_bias), static_cast<const __nv_bfloat16*>(bias),
-        static_cast<__nv_bfloat16*>(out), static_cast<int>(batch) * kPairs);
+        map_x, static_cast<const __nv_bfloat16*>(weight), static_cast<const __nv_bfloat16*>(conv_bias),
+        static_cast<const __nv_bfloat16*>(bias), static_cast<__nv_bfloat16*>(out), total);
     return static_cast<int>(cudaGetLastError());
 }
 """
 
-SOURCE = SOURCE.replace("@REGISTERS@", ", ".join(f"%{i}" for i in range(128)))
-SOURCE = SOURCE.replace("@OPERANDS@", ", ".join(f'"+f"(d[{i}])' for i in range(128)))
+SOURCE = SOURCE.replace("@REGISTERS@", ", ".join(f"%{i}" for i in range(32)))
+SOURCE = SOURCE.replace("@OPERANDS@", ", ".join(f'"+f"(d[{i}])' for i in range(32)))
 
 library = ctypes.CDLL(
     load_inline(
-        name="transposed_tanh",
+        name="transposed_tanh_rows_direct",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],

@@ -8,75 +8,96 @@ SOURCE = r"""
 #include <cstdint>
 #include <cuda_runtime.h>
 
-// tune: KEEP in (2, 3, 4)
-constexpr int KEEP = 3;  // chunks of each group that a warp keeps in registers
+// tune: LAG in (1, 2)
+constexpr int LAG = 2;  // groups between accumulating and normalising
+// tune: LOAD_HINT in (0, 1)
+constexpr int LOAD_HINT = 1;  // loads evict-first in L2
+// tune: STORE_HINT in (0, 1)
+constexpr int STORE_HINT = 1;  // streaming stores
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * 32;
-constexpr int kStages = 7;                       // stages of a warp's ring
-constexpr int kTeam = 44;                        // blocks that share a group
-constexpr int kTeams = 3;
+constexpr int kBlocks = 132;
+constexpr int kWorkers = 8;                      // warps that move data
+constexpr int kPublisher = kWorkers;             // and two that exchange sums
+constexpr int kCollector = kWorkers + 1;
+constexpr int kThreads = (kWorkers + 2) * 32;
 constexpr int kChunk = 1024;                     // floats
 constexpr int kVectors = kChunk / 4;             // float4 a chunk
-constexpr int kPerLane = kVectors / 32;          // float4 a lane
+constexpr int kPerLane = kVectors / 32;          // float4 a lane: 8
 constexpr uint32_t kChunkBytes = kChunk * 4;
 constexpr int kGroup = 8 * 512 * 512;            // floats
 constexpr int kChunks = kGroup / kChunk;         // 2048
-constexpr int kChunksPerChannel = 512 * 512 / kChunk;
-constexpr int kUnits = kTeam * kWarps;           // 352
-constexpr int kMaxCount = (kChunks + kUnits - 1) / kUnits;  // 6
+constexpr int kChunksPerChannel = 512 * 512 / kChunk;  // 256
+constexpr int kUnits = kBlocks * kWorkers;       // 1056
 constexpr int kGroupsPerSample = 8;
 constexpr int kChannels = 64;
-constexpr int kRingBytes = kWarps * kStages * kChunkBytes;
+constexpr int kStages = 7;                       // of a worker: first and second chunks
+constexpr int kSecond = LAG + 3;                 // stages for second chunks
+constexpr int kFirst = kStages - kSecond;        // stages for first chunks
+constexpr int kKept = LAG + 1;                   // first chunks in registers
+constexpr int kSlots = 4;                        // sums and statistics in shared memory
+constexpr int kSets = 8;                         // sets of records in device memory
+constexpr int kRecords = (kBlocks + 31) / 32;    // records a lane collects
+constexpr int kRingBytes = kWorkers * kStages * kChunkBytes;
 
-static_assert(kMaxCount <= kStages, "a group must fit into the ring");
-static_assert(2 * (kChunks / kUnits) >= kStages, "a refill reaches at most two groups ahead");
-static_assert(KEEP <= kChunks / kUnits, "each warp has the chunks that it keeps");
-
-struct __align__(32) Record {
-    double sum;
-    double square;
-    uint32_t tag;
-    uint32_t unused[3];
-};
+static_assert(kChunks > kUnits && kChunks <= 2 * kUnits, "a worker has one or two chunks of a group");
+static_assert(kFirst >= 1, "first chunks need a stage");
+static_assert(kSlots >= LAG + 2, "slots are free when used again");
+static_assert(kSets >= 2 * (LAG + 1), "records are free when used again");
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
-__device__ __forceinline__ void start(uint64_t* barrier, int arrivals) {
+__device__ __forceinline__ void init_barrier(uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-__device__ __forceinline__ void show_started() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void show_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 __device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
-__device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ void wait_for(uint64_t* barrier, uint32_t parity) {
     asm volatile(
         "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
-__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+__device__ __forceinline__ uint64_t evict_first_policy() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier,
+                                          uint64_t policy) {
+    if (LOAD_HINT) {
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+            ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy) : "memory");
+    } else {
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+    }
 }
 
-__device__ __forceinline__ void publish(Record* record, double sum, double square, uint32_t tag) {
-    asm volatile("st.relaxed.gpu.global.f64 [%0], %1;" ::"l"(&record->sum), "d"(sum) : "memory");
-    asm volatile("st.relaxed.gpu.global.f64 [%0], %1;" ::"l"(&record->square), "d"(square) : "memory");
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(&record->tag), "r"(tag) : "memory");
+// A double in 16 bytes; each 8-byte word carries its tag and so shows by itself that it has arrived.
+__device__ __forceinline__ void store_tagged(uint4* to, double value, uint32_t tag) {
+    const uint32_t low = static_cast<uint32_t>(__double2loint(value));
+    const uint32_t high = static_cast<uint32_t>(__double2hiint(value));
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(low), "r"(tag), "r"(high), "r"(tag)
+                 : "memory");
 }
-__device__ __forceinline__ void collect(const Record* record, uint32_t tag, double& sum, double& square) {
-    uint32_t seen;
-    do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(&record->tag) : "memory");
-    } while (seen != tag);
-    double s, q;
-    asm volatile("ld.relaxed.gpu.global.f64 %0, [%1];" : "=d"(s) : "l"(&record->sum) : "memory");
-    asm volatile("ld.relaxed.gpu.global.f64 %0, [%1];" : "=d"(q) : "l"(&record->square) : "memory");
-    sum += s;
-    square += q;
+__device__ __forceinline__ uint4 load_tagged(const uint4* from) {
+    uint4 v;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+__device__ __forceinline__ double tagged_value(const uint4& v) {
+    return __hiloint2double(static_cast<int>(v.z), static_cast<int>(v.x));
 }
 
 // Adds the mean of a lane's 32 values to `sum`, their squares to `square`.
@@ -100,6 +121,7 @@ __device__ __forceinline__ void accumulate(const float4 (&v)[kPerLane], double& 
         q3 = fmaf(d3, d3, q3);
     }
     const double c = static_cast<double>(centre);
+    // sum (v - c)^2 = sum v^2 - 2 c sum v + n c^2, with sum v = n c up to rounding of c
     sum += c;
     square = fma(c * (4.0 * kPerLane), c, square + static_cast<double>((q0 + q1) + (q2 + q3)));
 }
@@ -112,140 +134,112 @@ __device__ __forceinline__ void normalise(const float4 (&v)[kPerLane], float mea
         y.y = fmaf(v[i].y - mean, a, b);
         y.z = fmaf(v[i].z - mean, a, b);
         y.w = fmaf(v[i].w - mean, a, b);
-        __stcs(to + i * 32, y);
+        if (STORE_HINT) {
+            __stcs(to + i * 32, y);
+        } else {
+            to[i * 32] = y;
+        }
     }
 }
 
 __global__ void __launch_bounds__(kThreads, 1)
 group_norm_kernel(const float* __restrict__ x, const float* __restrict__ weight, const float* __restrict__ bias,
-                  float* __restrict__ out, Record* records, uint32_t tag_base, double eps, int groups) {
+                  float* __restrict__ out, uint4* records, uint32_t tag_base, double eps, int groups) {
     extern __shared__ __align__(128) unsigned char ring_memory[];
-    __shared__ uint64_t all_barriers[kWarps * kStages];
-    __shared__ double2 warp_sums[kWarps];
-    __shared__ float4 stats;
+    __shared__ __align__(8) uint64_t all_barriers[kWorkers * kStages];
+    __shared__ __align__(8) uint64_t sums_ready[kSlots];
+    __shared__ __align__(8) uint64_t stats_ready[kSlots];
+    __shared__ double2 warp_sums[kSlots][kWorkers];
+    __shared__ float4 stats[kSlots];
     __shared__ float gamma[kChannels];
     __shared__ float beta[kChannels];
 
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
-    const int team = blockIdx.x % kTeams;
-    const int rank = blockIdx.x / kTeams;
-    const int unit = warp * kTeam + rank;
-    const int count = (kChunks - unit + kUnits - 1) / kUnits;  // chunks of this warp in each group
-    const int iterations = (groups - team + kTeams - 1) / kTeams;
+    const int rank = blockIdx.x;
 
-    float4* ring = reinterpret_cast<float4*>(ring_memory) + warp * kStages * kVectors;
-    uint64_t* barriers = all_barriers + warp * kStages;
-
-    auto request = [&](int it, int j, int stage) {  // by lane 0
-        if (it < iterations) {
-            const float* from = x + static_cast<int64_t>(team + it * kTeams) * kGroup +
-                                static_cast<int64_t>(unit + j * kUnits) * kChunk;
-            arrive_and_expect(&barriers[stage], kChunkBytes);
-            bulk_load(ring + stage * kVectors, from, kChunkBytes, &barriers[stage]);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < kWorkers * kStages; ++s) init_barrier(&all_barriers[s], 1);
+        for (int s = 0; s < kSlots; ++s) {
+            init_barrier(&sums_ready[s], kWorkers);
+            init_barrier(&stats_ready[s], 1);
         }
-    };
-    auto refill = [&](int it, int j, int stage) {  // by lane 0: the chunk that is kStages further on
-        int next_it = it + 1;
-        int next_j = j + kStages - count;
-        if (next_j >= count) {
-            next_j -= count;
-            ++next_it;
-        }
-        request(next_it, next_j, stage);
-    };
-
-    if (lane == 0) {
-        for (int s = 0; s < kStages; ++s) start(&barriers[s], 1);
-        show_started();
+        show_barriers();
     }
     for (int c = threadIdx.x; c < kChannels; c += kThreads) {
         gamma[c] = weight[c];
         beta[c] = bias[c];
     }
-    __syncthreads();
-    if (lane == 0) {
-        int it = 0, j = 0;
-        for (int s = 0; s < kStages; ++s) {
-            request(it, j, s);
-            if (++j == count) {
-                j = 0;
-                ++it;
-            }
-        }
-    }
-    __syncwarp();
+    __syncthreads();  // the last barrier of the whole block
 
-    int first_stage = 0;        // stage of chunk 0 of this group
-    uint32_t first_parity = 0;  // and its parity
-
-    for (int it = 0; it < iterations; ++it) {
-        const int group = team + it * kTeams;
-        double sum = 0.0, square = 0.0;
-        float4 kept[KEEP][kPerLane];
-
-#pragma unroll
-        for (int j = 0; j < KEEP; ++j) {
-            int stage = first_stage + j;
-            uint32_t parity = first_parity;
-            if (stage >= kStages) {
-                stage -= kStages;
-                parity ^= 1;
-            }
-            wait(&barriers[stage], parity);
-            const float4* from = ring + stage * kVectors + lane;
-#pragma unroll
-            for (int i = 0; i < kPerLane; ++i) kept[j][i] = from[i * 32];
-            accumulate(kept[j], sum, square);
-            __syncwarp();
-            if (lane == 0) refill(it, j, stage);
-        }
-#pragma unroll
-        for (int j = KEEP; j < kMaxCount; ++j) {
-            if (j < count) {
-                int stage = first_stage + j;
-                uint32_t parity = first_parity;
-                if (stage >= kStages) {
-                    stage -= kStages;
-                    parity ^= 1;
-                }
-                wait(&barriers[stage], parity);
-                const float4* from = ring + stage * kVectors + lane;
-                float4 v[kPerLane];
-#pragma unroll
-                for (int i = 0; i < kPerLane; ++i) v[i] = from[i * 32];
-                accumulate(v, sum, square);
-            }
-        }
-
-        __syncwarp();
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) {
-            sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-            square += __shfl_xor_sync(0xffffffffu, square, offset);
-        }
-        if (lane == 0) warp_sums[warp] = make_double2(sum, square);
-        __syncthreads();
-        if (warp == 0) {
+    if (warp == kPublisher) {
+        for (int g = 0; g < groups; ++g) {
+            const int slot = g % kSlots;
+            wait_for(&sums_ready[slot], static_cast<uint32_t>(g / kSlots) & 1u);
             double s = 0.0, q = 0.0;
-            if (lane < kWarps) {
-                const double2 part = warp_sums[lane];
+            if (lane < kWorkers) {
+                const double2 part = warp_sums[slot][lane];
                 s = part.x;
                 q = part.y;
             }
+            __syncwarp();
 #pragma unroll
-            for (int offset = kWarps / 2; offset > 0; offset /= 2) {
+            for (int offset = kWorkers / 2; offset > 0; offset /= 2) {
                 s += __shfl_xor_sync(0xffffffffu, s, offset);
                 q += __shfl_xor_sync(0xffffffffu, q, offset);
             }
-            Record* slots = records + ((it & 1) * kTeams + team) * kTeam;
-            const uint32_t tag = tag_base + static_cast<uint32_t>(it);
-            if (lane == 0) publish(slots + rank, s, q, tag);
+            if (lane == 0) {
+                const uint32_t tag = tag_base + static_cast<uint32_t>(g);
+                uint4* record = records + ((g % kSets) * kBlocks + rank) * 2;
+                store_tagged(record, s, tag);
+                store_tagged(record + 1, q, tag);
+            }
             __syncwarp();
-            s = 0.0;
-            q = 0.0;
-            for (int r = lane; r < kTeam; r += 32) collect(slots + r, tag, s, q);
+        }
+        return;
+    }
+
+    if (warp == kCollector) {
+        for (int g = 0; g < groups; ++g) {
+            const int slot = g % kSlots;
+            // No use in asking before this block's own sums are there.
+            wait_for(&sums_ready[slot], static_cast<uint32_t>(g / kSlots) & 1u);
             __syncwarp();
+            const uint32_t tag = tag_base + static_cast<uint32_t>(g);
+            const uint4* set = records + (g % kSets) * kBlocks * 2;
+            uint4 first[kRecords], second[kRecords];
+            bool have[kRecords];
+#pragma unroll
+            for (int k = 0; k < kRecords; ++k) {
+                have[k] = lane + 32 * k >= kBlocks;
+                first[k] = make_uint4(0u, 0u, 0u, 0u);
+                second[k] = make_uint4(0u, 0u, 0u, 0u);
+            }
+            while (true) {
+#pragma unroll
+                for (int k = 0; k < kRecords; ++k) {
+                    if (!have[k]) {
+                        first[k] = load_tagged(set + (lane + 32 * k) * 2);
+                        second[k] = load_tagged(set + (lane + 32 * k) * 2 + 1);
+                    }
+                }
+                bool complete = true;
+#pragma unroll
+                for (int k = 0; k < kRecords; ++k) {
+                    if (!have[k]) {
+                        have[k] = first[k].y == tag && first[k].w == tag && second[k].y == tag && second[k].w == tag;
+                    }
+                    complete = complete && have[k];
+                }
+                if (__all_sync(0xffffffffu, complete)) break;
+                __nanosleep(40);
+            }
+            double s = 0.0, q = 0.0;
+#pragma unroll
+            for (int k = 0; k < kRecords; ++k) {
+                s += tagged_value(first[k]);
+                q += tagged_value(second[k]);
+            }
 #pragma unroll
             for (int offset = 16; offset > 0; offset /= 2) {
                 s += __shfl_xor_sync(0xffffffffu, s, offset);
@@ -258,46 +252,126 @@ group_norm_kernel(const float* __restrict__ x, const float* __restrict__ weight,
                 const float high = static_cast<float>(mean);
                 const float low = static_cast<float>(mean - static_cast<double>(high));
                 const float rstd = static_cast<float>(1.0 / sqrt(variance + eps));
-                stats = make_float4(high, low, rstd, 0.0f);
+                stats[slot] = make_float4(high, low, rstd, 0.0f);
+                arrive(&stats_ready[slot]);
             }
+            __syncwarp();
         }
-        __syncthreads();
+        return;
+    }
 
-        const float4 of_group = stats;
-        const int first_channel = group % kGroupsPerSample * (kChannels / kGroupsPerSample);
-        float4* to = reinterpret_cast<float4*>(out + static_cast<int64_t>(group) * kGroup) + lane;
+    // A worker.
+    const int unit = warp * kBlocks + rank;       // its first chunk of each group
+    const bool has_second = unit + kUnits < kChunks;
+    float4* first_ring = reinterpret_cast<float4*>(ring_memory) + warp * kStages * kVectors;
+    float4* second_ring = first_ring + kFirst * kVectors;
+    uint64_t* first_barriers = all_barriers + warp * kStages;
+    uint64_t* second_barriers = first_barriers + kFirst;
+    const uint64_t policy = evict_first_policy();
 
+    auto request_first = [&](int g, int stage) {  // by lane 0
+        if (g < groups) {
+            const float* from = x + static_cast<int64_t>(g) * kGroup + static_cast<int64_t>(unit) * kChunk;
+            arrive_and_expect(&first_barriers[stage], kChunkBytes);
+            bulk_load(first_ring + stage * kVectors, from, kChunkBytes, &first_barriers[stage], policy);
+        }
+    };
+    auto request_second = [&](int g, int stage) {  // by lane 0, where there is a second chunk
+        if (g < groups) {
+            const float* from = x + static_cast<int64_t>(g) * kGroup + static_cast<int64_t>(unit + kUnits) * kChunk;
+            arrive_and_expect(&second_barriers[stage], kChunkBytes);
+            bulk_load(second_ring + stage * kVectors, from, kChunkBytes, &second_barriers[stage], policy);
+        }
+    };
+
+    if (lane == 0) {
+        for (int g = 0; g < kSecond; ++g) {
+            if (g < kFirst) request_first(g, g);
+            if (has_second) request_second(g, g);
+        }
+    }
+    __syncwarp();
+
+    const int first_channel = unit / kChunksPerChannel;              // within the group
+    const int second_channel = (unit + kUnits) / kChunksPerChannel;  // used only where has_second
+
+    float4 kept[kKept][kPerLane];
+    int first_stage = 0, second_stage = 0;  // stages of group g
+    uint32_t first_parity = 0, second_parity = 0;
+
+    for (int base = 0; base < groups + LAG; base += kKept) {
 #pragma unroll
-        for (int j = KEEP; j < kMaxCount; ++j) {  // first what still occupies stages
-            if (j < count) {
-                int stage = first_stage + j;
-                if (stage >= kStages) stage -= kStages;
-                const float4* from = ring + stage * kVectors + lane;
-                float4 v[kPerLane];
+        for (int s = 0; s < kKept; ++s) {
+            const int g = base + s;
+
+            if (g < groups) {  // accumulate group g
+                double sum = 0.0, square = 0.0;
+                wait_for(&first_barriers[first_stage], first_parity);
+                {
+                    const float4* from = first_ring + first_stage * kVectors + lane;
 #pragma unroll
-                for (int i = 0; i < kPerLane; ++i) v[i] = from[i * 32];
+                    for (int i = 0; i < kPerLane; ++i) kept[s][i] = from[i * 32];
+                }
+                accumulate(kept[s], sum, square);
                 __syncwarp();
-                if (lane == 0) refill(it, j, stage);
-                const int chunk = unit + j * kUnits;
-                const int channel = first_channel + chunk / kChunksPerChannel;
+                if (lane == 0) request_first(g + kFirst, first_stage);
+                __syncwarp();
+                if (has_second) {
+                    wait_for(&second_barriers[second_stage], second_parity);
+                    const float4* from = second_ring + second_stage * kVectors + lane;
+                    float4 v[kPerLane];
+#pragma unroll
+                    for (int i = 0; i < kPerLane; ++i) v[i] = from[i * 32];
+                    accumulate(v, sum, square);
+                }
+                __syncwarp();
+#pragma unroll
+                for (int offset = 16; offset > 0; offset /= 2) {
+                    sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+                    square += __shfl_xor_sync(0xffffffffu, square, offset);
+                }
+                if (lane == 0) {
+                    warp_sums[g % kSlots][warp] = make_double2(sum, square);
+                    arrive(&sums_ready[g % kSlots]);
+                }
+                __syncwarp();
+            }
+
+            const int old = g - LAG;
+            if (old >= 0 && old < groups) {  // normalise group g - LAG
+                wait_for(&stats_ready[old % kSlots], static_cast<uint32_t>(old / kSlots) & 1u);
+                const float4 of_group = stats[old % kSlots];
+                const int channels = old % kGroupsPerSample * (kChannels / kGroupsPerSample);
+                float4* to = reinterpret_cast<float4*>(out + static_cast<int64_t>(old) * kGroup) + lane;
+                if (has_second) {  // first what still occupies a stage
+                    int stage = second_stage + (kSecond - LAG);
+                    if (stage >= kSecond) stage -= kSecond;
+                    const float4* from = second_ring + stage * kVectors + lane;
+                    float4 v[kPerLane];
+#pragma unroll
+                    for (int i = 0; i < kPerLane; ++i) v[i] = from[i * 32];
+                    __syncwarp();
+                    if (lane == 0) request_second(old + kSecond, stage);
+                    __syncwarp();
+                    const int channel = channels + second_channel;
+                    const float a = of_group.z * gamma[channel];
+                    const float b = fmaf(-of_group.y, a, beta[channel]);
+                    normalise(v, of_group.x, a, b, to + static_cast<int64_t>(unit + kUnits) * kVectors);
+                }
+                const int channel = channels + first_channel;
                 const float a = of_group.z * gamma[channel];
                 const float b = fmaf(-of_group.y, a, beta[channel]);
-                normalise(v, of_group.x, a, b, to + static_cast<int64_t>(chunk) * kVectors);
+                normalise(kept[(s + 1) % kKept], of_group.x, a, b, to + static_cast<int64_t>(unit) * kVectors);
             }
-        }
-#pragma unroll
-        for (int j = 0; j < KEEP; ++j) {
-            const int chunk = unit + j * kUnits;
-            const int channel = first_channel + chunk / kChunksPerChannel;
-            const float a = of_group.z * gamma[channel];
-            const float b = fmaf(-of_group.y, a, beta[channel]);
-            normalise(kept[j], of_group.x, a, b, to + static_cast<int64_t>(chunk) * kVectors);
-        }
 
-        first_stage += count;
-        if (first_stage >= kStages) {
-            first_stage -= kStages;
-            first_parity ^= 1;
+            if (++first_stage == kFirst) {
+                first_stage = 0;
+                first_parity ^= 1u;
+            }
+            if (++second_stage == kSecond) {
+                second_stage = 0;
+                second_parity ^= 1u;
+            }
         }
     }
 }
@@ -308,11 +382,11 @@ extern "C" int group_norm(const float* x, const float* weight, const float* bias
     cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(&group_norm_kernel),
                                              cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes);
     if (error != cudaSuccess) return static_cast<int>(error);
-    Record* slots = static_cast<Record*>(records);
+    uint4* slots = static_cast<uint4*>(records);
     uint32_t tag = static_cast<uint32_t>(tag_base);
     int group_count = static_cast<int>(groups);
     void* arguments[] = {&x, &weight, &bias, &out, &slots, &tag, &eps, &group_count};
-    error = cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(&group_norm_kernel), dim3(kTeam * kTeams),
+    error = cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(&group_norm_kernel), dim3(kBlocks),
                                         dim3(kThreads), arguments, static_cast<size_t>(kRingBytes),
                                         static_cast<cudaStream_t>(stream));
     if (error != cudaSuccess) return static_cast<int>(error);
@@ -322,7 +396,7 @@ extern "C" int group_norm(const float* x, const float* weight, const float* bias
 
 library = ctypes.CDLL(
     load_inline(
-        name="group_norm_teams",
+        name="group_norm_pipelined",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3"],
@@ -334,8 +408,8 @@ group_norm = library.group_norm
 group_norm.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_int64, ctypes.c_double, ctypes.c_int64, ctypes.c_void_p]
 group_norm.restype = ctypes.c_int
 
-RECORD_WORDS = 2 * 3 * 44 * 8  # two sets, three teams, 44 blocks, 32 bytes each
-TAGS_PER_CALL = 512  # more than a team has groups
+RECORD_WORDS = 8 * 132 * 8  # eight sets, 132 blocks, 32 bytes each
+TAGS_PER_CALL = 1024  # at least the groups of a call
 
 
 class ModelNew(nn.Module):
@@ -353,7 +427,7 @@ class ModelNew(nn.Module):
             and x.dtype == torch.float32
             and x.dim() == 4
             and x.shape[1:] == (64, 512, 512)
-            and x.shape[0] * 8 <= 3 * TAGS_PER_CALL
+            and x.shape[0] * 8 <= TAGS_PER_CALL
         ):
             return self.gn(x)
         x = x.contiguous()

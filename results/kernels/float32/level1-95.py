@@ -9,15 +9,17 @@ SOURCE = r"""
 #include <cuda_runtime.h>
 
 constexpr int kColumns = 4096;
-// tune: kWarps in (5, 6, 7)
-constexpr int kWarps = 7;
-constexpr int kSlots = 2;  // row buffers of each warp
-constexpr int kRowBytes = kColumns * 4;
-constexpr int kVectors = kColumns / 4 / 32;  // float4 of a row for each lane
-constexpr int kDynamicBytes = kWarps * kSlots * kRowBytes;
+// tune: kWarps in (8, 10, 12, 14)
+constexpr int kWarps = 12;
+constexpr int kChunks = 4;                      // parts of a row, each with a barrier
+constexpr int kChunk = kColumns / kChunks;      // 1024 columns
+constexpr int kChunkBytes = kChunk * 4;
+constexpr int kVectors = kChunk / 4 / 32;       // float4 of a chunk for each lane
+constexpr int kDynamicBytes = kWarps * kColumns * 4;
 constexpr int kMaxBlocks = 1024;
 constexpr long long kIgnore = -100;
 constexpr unsigned kAll = 0xffffffffu;
+constexpr float kLog2e = 1.4426950408889634f;
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -25,7 +27,10 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 __device__ __forceinline__ void start(uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-__device__ __forceinline__ void show_started() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void show_started() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 __device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
@@ -35,10 +40,17 @@ __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
         "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
-__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+// Streamed lines leave L2 first, so that they replace each other and not the dirty lines of others.
+__device__ __forceinline__ uint64_t evict_first_policy() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier,
+                                          uint64_t policy) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+        ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy) : "memory");
 }
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
@@ -56,79 +68,11 @@ struct Scratch {
     int count[kMaxBlocks];
 };
 
-struct Sums {
-    double total;
-    int count;
-};
-
-// One row of one warp: wait for it, take it into registers, start the next load into its buffer, add its loss.
-__device__ __forceinline__ void step(const float* __restrict__ x, const long long* __restrict__ targets, int rows,
-                                     int first_ticket, Scratch* scratch, float* buffer, uint64_t* full,
-                                     uint32_t parity, int lane, int& row, long long& target, int& ticket,
-                                     Sums& sums) {
-    wait(full, parity);
-
-    const long long t = target;
-    const bool in_range = t >= 0 && t < kColumns;
-    float chosen = __int_as_float(0x7fc00000);
-    if (in_range) chosen = buffer[t];  // the same address for all lanes
-
-    const float4* vectors = reinterpret_cast<const float4*>(buffer);
-    float4 v[kVectors];
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) v[i] = vectors[i * 32 + lane];
-
-    float m0 = v[0].x, m1 = v[0].y, m2 = v[0].z, m3 = v[0].w;
-#pragma unroll
-    for (int i = 1; i < kVectors; ++i) {
-        m0 = fmaxf(m0, v[i].x);
-        m1 = fmaxf(m1, v[i].y);
-        m2 = fmaxf(m2, v[i].z);
-        m3 = fmaxf(m3, v[i].w);
-    }
-    // A NaN that fmaxf drops comes back in the sum below.
-    float m = fmaxf(fmaxf(m0, m1), fmaxf(m2, m3));
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) m = fmaxf(m, __shfl_xor_sync(kAll, m, offset));
-    __syncwarp();
-
-    // All lanes have read the buffer: load the next row into it.
-    const int next = __shfl_sync(kAll, ticket, 0);
-    row = next;
-    if (next < rows) {
-        if (lane == 0) {
-            arrive_and_expect(full, kRowBytes);
-            bulk_load(buffer, x + static_cast<int64_t>(next) * kColumns, kRowBytes, full);
-            ticket = first_ticket + atomicAdd(&scratch->next_row, 1);
-        }
-        target = __ldg(targets + next);
-    }
-
-    constexpr float kLog2e = 1.4426950408889634f;
-    float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-        s0 += exp2_fast((v[i].x - m) * kLog2e);
-        s1 += exp2_fast((v[i].y - m) * kLog2e);
-        s2 += exp2_fast((v[i].z - m) * kLog2e);
-        s3 += exp2_fast((v[i].w - m) * kLog2e);
-    }
-    float s = (s0 + s1) + (s2 + s3);
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) s += __shfl_xor_sync(kAll, s, offset);
-
-    if (lane == 0 && t != kIgnore) {
-        const float loss = (m - chosen) + logf(s);
-        sums.total += static_cast<double>(loss);
-        sums.count += 1;
-    }
-}
-
 __global__ void __launch_bounds__(kWarps * 32, 1)
 cross_entropy_kernel(const float* __restrict__ x, const long long* __restrict__ targets, float* __restrict__ out,
                      int rows, Scratch* scratch) {
     extern __shared__ __align__(128) unsigned char dynamic_memory[];
-    __shared__ uint64_t full[kWarps * kSlots];
+    __shared__ uint64_t full_all[kWarps * kChunks];
     __shared__ double warp_total[kWarps];
     __shared__ int warp_count[kWarps];
     __shared__ int is_last;
@@ -138,57 +82,120 @@ cross_entropy_kernel(const float* __restrict__ x, const long long* __restrict__ 
     const int blocks = static_cast<int>(gridDim.x);
     const int block = static_cast<int>(blockIdx.x);
 
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < kWarps * kSlots; ++i) start(&full[i], 1);
-        show_started();
-    }
-    __syncthreads();
+    float* buffer = reinterpret_cast<float*>(dynamic_memory) + warp * kColumns;
+    uint64_t* full = full_all + warp * kChunks;
+    const uint64_t policy = evict_first_policy();
 
-    float* buffer0 = reinterpret_cast<float*>(dynamic_memory) + (warp * kSlots) * kColumns;
-    float* buffer1 = buffer0 + kColumns;
-    uint64_t* full0 = &full[warp * kSlots];
-    uint64_t* full1 = full0 + 1;
-
-    // The first rows are fixed, all others come from the counter. Rows rise within a warp.
-    int row0 = block + blocks * warp;
-    int row1 = block + blocks * (kWarps + warp);
-    const int first_ticket = blocks * kWarps * kSlots;
-    int ticket = 0;
-    long long target0 = 0, target1 = 0;
+    // The first two rows of a warp are fixed, all others come from the counter.
+    int row = block + blocks * warp;
+    int ticket = block + blocks * (kWarps + warp);
+    const int first_ticket = blocks * kWarps * 2;
     if (lane == 0) {
-        if (row0 < rows) {
-            arrive_and_expect(full0, kRowBytes);
-            bulk_load(buffer0, x + static_cast<int64_t>(row0) * kColumns, kRowBytes, full0);
+        for (int c = 0; c < kChunks; ++c) start(&full[c], 1);
+        show_started();
+        if (row < rows) {
+            const float* from = x + static_cast<int64_t>(row) * kColumns;
+            for (int c = 0; c < kChunks; ++c) {
+                arrive_and_expect(&full[c], kChunkBytes);
+                bulk_load(buffer + c * kChunk, from + c * kChunk, kChunkBytes, &full[c], policy);
+            }
         }
-        if (row1 < rows) {
-            arrive_and_expect(full1, kRowBytes);
-            bulk_load(buffer1, x + static_cast<int64_t>(row1) * kColumns, kRowBytes, full1);
-        }
-        ticket = first_ticket + atomicAdd(&scratch->next_row, 1);
     }
-    if (row0 < rows) target0 = __ldg(targets + row0);
-    if (row1 < rows) target1 = __ldg(targets + row1);
+    long long target = kIgnore;
+    if (row < rows) target = __ldg(targets + row);
     __syncwarp();
 
-    Sums sums;
-    sums.total = 0.0;
-    sums.count = 0;
+    double my_total = 0.0;
+    int my_count = 0;
     uint32_t parity = 0;
-    while (row0 < rows) {
-        step(x, targets, rows, first_ticket, scratch, buffer0, full0, parity, lane, row0, target0, ticket, sums);
-        if (row1 >= rows) break;
-        step(x, targets, rows, first_ticket, scratch, buffer1, full1, parity, lane, row1, target1, ticket, sums);
-        parity ^= 1;
+    while (row < rows) {  // the same for all lanes
+        const int next = __shfl_sync(kAll, ticket, 0);
+        const bool more = next < rows;
+        long long next_target = kIgnore;
+        if (more) {
+            if (lane == 0) ticket = first_ticket + atomicAdd(&scratch->next_row, 1);
+            next_target = __ldg(targets + next);
+        }
+        const float* next_x = x + static_cast<int64_t>(more ? next : row) * kColumns;
+
+        // Chunk and place of the target; outside the classes no chunk matches and the loss is NaN.
+        int target_chunk = -1;
+        if (target >= 0 && target < kColumns) target_chunk = static_cast<int>(target) / kChunk;
+        const int target_place = static_cast<int>(target) & (kChunk - 1);
+        float chosen = __int_as_float(0x7fc00000);
+
+        // Each lane keeps the maximum and the sum of its own columns.
+        float m = -3.402823466e38f;
+        float s = 0.0f;
+#pragma unroll 1
+        for (int c = 0; c < kChunks; ++c) {
+            float* part = buffer + c * kChunk;
+            wait(&full[c], parity);
+
+            const float4* vectors = reinterpret_cast<const float4*>(part) + lane;
+            float4 v[kVectors];
+#pragma unroll
+            for (int i = 0; i < kVectors; ++i) v[i] = vectors[i * 32];
+            if (target_chunk == c) chosen = part[target_place];  // the same address for all lanes
+
+            // A NaN that fmaxf drops comes back in the sum below.
+            float m0 = v[0].x, m1 = v[0].y, m2 = v[0].z, m3 = v[0].w;
+#pragma unroll
+            for (int i = 1; i < kVectors; ++i) {
+                m0 = fmaxf(m0, v[i].x);
+                m1 = fmaxf(m1, v[i].y);
+                m2 = fmaxf(m2, v[i].z);
+                m3 = fmaxf(m3, v[i].w);
+            }
+            const float n = fmaxf(m, fmaxf(fmaxf(m0, m1), fmaxf(m2, m3)));
+
+            // All lanes have read the chunk: load that of the next row into its place.
+            __syncwarp();
+            if (more && lane == 0) {
+                arrive_and_expect(&full[c], kChunkBytes);
+                bulk_load(part, next_x + c * kChunk, kChunkBytes, &full[c], policy);
+            }
+
+            const float scale = exp2_fast((m - n) * kLog2e);
+            m = n;
+            float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
+#pragma unroll
+            for (int i = 0; i < kVectors; ++i) {
+                s0 += exp2_fast((v[i].x - n) * kLog2e);
+                s1 += exp2_fast((v[i].y - n) * kLog2e);
+                s2 += exp2_fast((v[i].z - n) * kLog2e);
+                s3 += exp2_fast((v[i].w - n) * kLog2e);
+            }
+            s = s * scale + ((s0 + s1) + (s2 + s3));
+        }
+        __syncwarp();
+
+        float top = m;
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2) top = fmaxf(top, __shfl_xor_sync(kAll, top, offset));
+        s *= exp2_fast((m - top) * kLog2e);
+#pragma unroll
+        for (int offset = 16; offset > 0; offset /= 2) s += __shfl_xor_sync(kAll, s, offset);
+
+        if (lane == 0 && target != kIgnore) {
+            const float loss = (top - chosen) + logf(s);
+            my_total += static_cast<double>(loss);
+            my_count += 1;
+        }
+        row = next;
+        target = next_target;
+        parity ^= 1u;
     }
 
     if (lane == 0) {
-        warp_total[warp] = sums.total;
-        warp_count[warp] = sums.count;
+        warp_total[warp] = my_total;
+        warp_count[warp] = my_count;
     }
     __syncthreads();
     if (threadIdx.x == 0) {
         double total = 0.0;
         int count = 0;
+#pragma unroll
         for (int w = 0; w < kWarps; ++w) {
             total += warp_total[w];
             count += warp_count[w];
@@ -201,21 +208,25 @@ cross_entropy_kernel(const float* __restrict__ x, const long long* __restrict__ 
     }
     __syncthreads();
 
-    if (is_last && warp == 0) {
+    // All blocks add (this brings the code into the caches early), but only the last one has all terms and stores.
+    if (warp == 0) {
         __threadfence();
         double total = 0.0;
         int count = 0;
+#pragma unroll 2
         for (int b = lane; b < blocks; b += 32) {
             total += __ldcg(&scratch->total[b]);
             count += __ldcg(&scratch->count[b]);
         }
+        __syncwarp();
 #pragma unroll
         for (int offset = 16; offset > 0; offset /= 2) {
             total += __shfl_xor_sync(kAll, total, offset);
             count += __shfl_xor_sync(kAll, count, offset);
         }
-        if (lane == 0) {
-            out[0] = static_cast<float>(total / static_cast<double>(count));
+        const float mean = static_cast<float>(total / static_cast<double>(count));
+        if (lane == 0 && is_last) {
+            out[0] = mean;
             scratch->next_row = 0;
             scratch->finished = 0u;
         }
@@ -247,7 +258,7 @@ extern "C" int cross_entropy(const void* x, const void* targets, void* out, int6
 
 library = ctypes.CDLL(
     load_inline(
-        name="cross_entropy_rows_4096",
+        name="cross_entropy_rows_4096_chunks",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3"],

@@ -18,32 +18,68 @@ constexpr int kTaps = 3 * kTiles;
 constexpr int kHalf = 64;       // output channels a block
 constexpr int kChunk = 16;      // input channels a stage
 constexpr int kThreads = 384;   // one warpgroup of producers, two of consumers
+constexpr int kDepth = 2;       // stages a consumer
 
 constexpr int kTapBytes = kHalf * kIn * 2;                // 8192: one tap, one piece
 constexpr int kWeightBytes = 2 * kTaps * kTapBytes;       // 196608
 constexpr int kPieceBytes = kChunk * kSide * 2;           // 4096: one transformed row, one piece
-constexpr int kStageBytes = 2 * kPieceBytes;              // 8192
+constexpr int kInverseAt = 2 * kPieceBytes;               // 8192: the inverse scale, behind both pieces
+constexpr int kSentBytes = kInverseAt + 16;               // 8208: what goes to the other block
+constexpr int kStageBytes = kInverseAt + 128;             // 8320
 constexpr int kStageAt = kWeightBytes;
-constexpr int kBarrierAt = kStageAt + kTiles * kStageBytes + 128;
-constexpr int kSharedBytes = kBarrierAt + 256;
+constexpr int kBarrierAt = kStageAt + 2 * kDepth * kStageBytes;  // 229888
+constexpr int kEmptyAt = kBarrierAt + 2 * kDepth * 8;
+constexpr int kPartialAt = kBarrierAt + 64;
+constexpr int kSharedBytes = kBarrierAt + 128;
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
-__device__ __forceinline__ void start(uint64_t* barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+// The address of the same place in the block of that rank of the cluster.
+__device__ __forceinline__ uint32_t address_in(uint32_t address, uint32_t rank) {
+    uint32_t result;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
+    return result;
+}
+__device__ __forceinline__ uint32_t cluster_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ void meet_cluster() {
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+__device__ __forceinline__ void start(uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 __device__ __forceinline__ void show_started() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+__device__ __forceinline__ void arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-__device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
+// A barrier of any block of the cluster.
+__device__ __forceinline__ void arrive_in_cluster(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
     asm volatile(
         "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+        "@!done bra again;\n}" ::"r"(barrier), "r"(parity) : "memory");
+}
+// From this block's shared memory to the other's, whose barrier counts the bytes.
+__device__ __forceinline__ void send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "r"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 __device__ __forceinline__ void meet(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void announce(int name, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 template <int kCount>
 __device__ __forceinline__ void give_up_registers() {
@@ -177,8 +213,8 @@ __global__ void __launch_bounds__(192) prepare_weights(const float* __restrict__
 
 __device__ __forceinline__ uint32_t bits(__half2 h) { return *reinterpret_cast<const uint32_t*>(&h); }
 
-// Eight channels of one pixel into both pieces.
-__device__ __forceinline__ void put(const float* v, float scale, unsigned char* to) {
+// Eight channels of one pixel as two pieces.
+__device__ __forceinline__ void split(const float* v, float scale, uint4& upper, uint4& lower) {
     uint32_t high[4], low[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -188,8 +224,8 @@ __device__ __forceinline__ void put(const float* v, float scale, unsigned char* 
         high[i] = bits(h);
         low[i] = bits(__floats2half2_rn(a - f.x, b - f.y));
     }
-    *reinterpret_cast<uint4*>(to) = make_uint4(high[0], high[1], high[2], high[3]);
-    *reinterpret_cast<uint4*>(to + kPieceBytes) = make_uint4(low[0], low[1], low[2], low[3]);
+    upper = make_uint4(high[0], high[1], high[2], high[3]);
+    lower = make_uint4(low[0], low[1], low[2], low[3]);
 }
 
 __device__ __forceinline__ float hardswish(float x) {
@@ -201,20 +237,6 @@ __device__ __forceinline__ float mish(float x) {
     return x > 20.0f ? x : __fdividef(x * n, n + 2.0f);
 }
 
-// The order of work of a block: two pairs of output rows at a time, one for each consumer, in turns of 16 channels.
-// A group is the four transformed rows of one pair and 16 channels.
-struct Group {
-    int pair, chunk, consumer;
-};
-__device__ __forceinline__ Group find_group(int g, int first, int last) {
-    const int at = first + (g >> 3) * 2, r = g & 7;
-    const bool both = at + 1 < last;
-    Group group;
-    group.consumer = both ? (r & 1) : 0;
-    group.chunk = both ? (r >> 1) : r;
-    group.pair = at + group.consumer;
-    return group;
-}
 __device__ __forceinline__ const float* place(const float* x, int pair, int chunk) {
     const int image = pair / kPooled, p = pair % kPooled;
     return x + static_cast<int64_t>(image) * (kIn * kSide * kSide) + chunk * (kChunk * kSide * kSide) +
@@ -225,48 +247,70 @@ __device__ __forceinline__ void load_row(float (&v)[kChunk], const float* from) 
     for (int i = 0; i < kChunk; ++i) v[i] = load_now(from + i * (kSide * kSide));
 }
 
-// One transformed row, 16 channels of one pixel a thread: find the scale, wait for the stage, fill it.
-__device__ __forceinline__ void emit(const float (&v)[kChunk], int tile, uint32_t parity, uint64_t* full,
-                                     uint64_t* empty, float* row_inverse, uint32_t* partial, unsigned char* stages,
-                                     int pixel) {
-    float m = 0.0f;
+// One transformed row, 16 channels of one pixel a thread: find the scale, split, wait for the stage in both blocks,
+// fill it here and send it to the other block. full, empty and stages are those of this producer's consumer.
+template <int kTile>
+__device__ __forceinline__ void emit(const float (&v)[kChunk], uint32_t full, uint32_t empty, uint32_t* partial,
+                                     unsigned char* stages, uint32_t other, int pixel) {
+    constexpr int kStage = kTile % kDepth;
+    float m[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) m = fmaxf(m, fabsf(v[i]));
-    uint32_t largest = __reduce_max_sync(0xffffffffu, __float_as_uint(m));
-    uint32_t* slot = partial + (tile & 1) * 4;
+    for (int i = 0; i < kChunk; ++i) m[i % 4] = fmaxf(m[i % 4], fabsf(v[i]));
+    uint32_t largest =
+        __reduce_max_sync(0xffffffffu, __float_as_uint(fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]))));
+    uint32_t* slot = partial + (kTile & 1) * 4;
     if (pixel % 32 == 0) slot[pixel / 32] = largest;
     meet(1, 128);
     const uint4 all = *reinterpret_cast<const uint4*>(slot);
     largest = max(max(all.x, all.y), max(all.z, all.w));
     float scale, inverse;
     find_scale(largest, scale, inverse);
+    uint4 high0, low0, high1, low1;
+    split(v, scale, high0, low0);
+    split(v + 8, scale, high1, low1);
 
-    wait(&empty[tile], parity ^ 1);
-    if (pixel == 0) row_inverse[tile] = inverse;
-    unsigned char* to = stages + tile * kStageBytes + pixel * 16;
-    put(v, scale, to);
-    put(v + 8, scale, to + kSide * 16);
+    // Tiles 0 and 1 are an even use of their stages, tiles 2 and 3 an odd one.
+    wait(empty + kStage * 8, (kTile / kDepth) ^ 1);
+    unsigned char* stage = stages + kStage * kStageBytes;
+    unsigned char* to = stage + pixel * 16;
+    *reinterpret_cast<uint4*>(to) = high0;
+    *reinterpret_cast<uint4*>(to + kSide * 16) = high1;
+    *reinterpret_cast<uint4*>(to + kPieceBytes) = low0;
+    *reinterpret_cast<uint4*>(to + kPieceBytes + kSide * 16) = low1;
+    if (pixel == 0) *reinterpret_cast<float*>(stage + kInverseAt) = inverse;
     show_stores();
-    arrive(&full[tile]);
+    if (pixel < 32) {
+        meet(2, 128);
+        if (pixel == 0) {
+            const uint32_t from = shared_address(stage);
+            send(address_in(from, other), from, kSentBytes, address_in(full + kStage * 8, other));
+            arrive(full + kStage * 8);
+        }
+    } else {
+        announce(2, 128);
+    }
+    __syncwarp();
 }
 
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     convolve(const float* __restrict__ x, const uint4* __restrict__ packed, const float* __restrict__ inverses,
              const float* __restrict__ bias, float* __restrict__ out, int pairs, float subtract) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    uint64_t* full = reinterpret_cast<uint64_t*>(shared + kBarrierAt);                // 2 consumers x 4 stages
-    uint64_t* empty = full + 2 * kTiles;                                              // 4 stages
-    float* row_inverse = reinterpret_cast<float*>(shared + kBarrierAt + 96);          // 4 stages
-    uint32_t* partial = reinterpret_cast<uint32_t*>(shared + kBarrierAt + 112);       // 2 x 4
+    const uint32_t full = shared_address(shared + kBarrierAt);   // 2 consumers x 2 stages
+    const uint32_t empty = shared_address(shared + kEmptyAt);    // 2 stages of the consumer that is filled from here
 
-    const int half = blockIdx.x % 2, range = blockIdx.x / 2, ranges = gridDim.x / 2;
+    // The blocks of a cluster work on the same rows, each on its half of the output channels.
+    const int half = static_cast<int>(cluster_rank());
+    const int range = blockIdx.x / 2, ranges = gridDim.x / 2;
     const int first = static_cast<int>(static_cast<int64_t>(pairs) * range / ranges);
     const int last = static_cast<int>(static_cast<int64_t>(pairs) * (range + 1) / ranges);
 
     if (threadIdx.x == 0) {
-        for (int s = 0; s < 2 * kTiles; ++s) start(&full[s], 128);
-        for (int s = 0; s < kTiles; ++s) start(&empty[s], 4);
+        for (int s = 0; s < 2 * kDepth; ++s) start(full + s * 8, 1);
+        for (int s = 0; s < kDepth; ++s) start(empty + s * 8, 8);
         show_started();
+        // The stages that the other block fills.
+        for (int s = 0; s < kDepth; ++s) arrive_expecting(full + ((half ^ 1) * kDepth + s) * 8, kSentBytes);
     }
     {
         const uint4* from = packed + half * (kWeightBytes / 16);
@@ -276,61 +320,63 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     show_stores();
     __syncthreads();
+    meet_cluster();
 
     const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
     if (group == 0) {
         give_up_registers<88>();
+        // The pairs of rows of consumer `half` of both blocks, in turns of 16 channels.
         const int pixel = threadIdx.x;
-        unsigned char* stages = shared + kStageAt;
-        const int total = 4 * (last - first);
+        uint32_t* partial = reinterpret_cast<uint32_t*>(shared + kPartialAt);  // 2 x 4
+        unsigned char* stages = shared + kStageAt + half * (kDepth * kStageBytes);
+        const uint32_t filled = full + half * (kDepth * 8);
+        const uint32_t other = static_cast<uint32_t>(half ^ 1);
+        const int begin = first + half;
+        const int total = 4 * ((last - begin + 1) / 2);
         float p[kChunk], q[kChunk], r[kChunk];
         const float* from = x;
         if (total > 0) {
-            from = place(x, first, 0) + pixel;
+            from = place(x, begin, 0) + pixel;
             load_row(p, from);
             load_row(q, from + 2 * kSide);
         }
 #pragma unroll 1
         for (int g = 0; g < total; ++g) {
-            const Group now = find_group(g, first, last);
-            const uint32_t parity = g & 1;
-            uint64_t* filled = full + now.consumer * kTiles;
-
             // row 0 - row 2
 #pragma unroll
             for (int i = 0; i < kChunk; ++i) p[i] -= q[i];
             load_row(r, from + kSide);
-            const int ahead = now.pair + 2;
+            const int ahead = begin + (g >> 2) * 2 + 2;
             if (ahead < last) {
-                const float* line =
-                    place(x, ahead, now.chunk) + (pixel >> 3) * (kSide * kSide) + (pixel & 7) * 32;
+                const float* line = place(x, ahead, g & 3) + (pixel >> 3) * (kSide * kSide) + (pixel & 7) * 32;
                 prefetch(line + 2 * kSide);
                 if (ahead % kPooled == 0) prefetch(line);
             }
-            emit(p, 0, parity, filled, empty, row_inverse, partial, stages, pixel);
+            emit<0>(p, filled, empty, partial, stages, other, pixel);
 
             // row 1 + row 2
 #pragma unroll
             for (int i = 0; i < kChunk; ++i) p[i] = r[i] + q[i];
-            emit(p, 1, parity, filled, empty, row_inverse, partial, stages, pixel);
+            emit<1>(p, filled, empty, partial, stages, other, pixel);
 
             // row 2 - row 1
             load_row(p, from + 3 * kSide);
 #pragma unroll
             for (int i = 0; i < kChunk; ++i) q[i] -= r[i];
-            emit(q, 2, parity, filled, empty, row_inverse, partial, stages, pixel);
+            emit<2>(q, filled, empty, partial, stages, other, pixel);
 
             // row 3 - row 1
 #pragma unroll
             for (int i = 0; i < kChunk; ++i) r[i] = p[i] - r[i];
             if (g + 1 < total) {
-                const Group next = find_group(g + 1, first, last);
-                from = place(x, next.pair, next.chunk) + pixel;
+                from = place(x, begin + ((g + 1) >> 2) * 2, (g + 1) & 3) + pixel;
                 load_row(p, from);
                 load_row(q, from + 2 * kSide);
             }
-            emit(r, 3, parity, filled, empty, row_inverse, partial, stages, pixel);
+            emit<3>(r, filled, empty, partial, stages, other, pixel);
         }
+        // Neither block leaves while the other may still reach into it.
+        meet_cluster();
     } else {
         take_registers<208>();
         const int consumer = group - 1;
@@ -340,9 +386,12 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (int i = 0; i < 64; ++i) d[i] = 0.0f;
 
         const uint32_t weights = (shared_address(shared) & 0x3ffff) >> 4 | static_cast<uint32_t>(kHalf) << 16;
-        const uint32_t row0 =
-            (shared_address(shared + kStageAt) & 0x3ffff) >> 4 | static_cast<uint32_t>(kSide) << 16;
-        uint64_t* filled = full + consumer * kTiles;
+        const unsigned char* stages = shared + kStageAt + consumer * (kDepth * kStageBytes);
+        const uint32_t row0 = (shared_address(stages) & 0x3ffff) >> 4 | static_cast<uint32_t>(kSide) << 16;
+        const uint32_t filled = full + consumer * (kDepth * 8);
+        // The block of rank `consumer` fills these stages, here and there.
+        const uint32_t release = address_in(empty, static_cast<uint32_t>(consumer));
+        const bool expects = consumer != half && warp == 0;
 #pragma unroll 1
         for (int at = first + consumer; at < last; at += 2) {
 #pragma unroll
@@ -351,13 +400,19 @@ __global__ void __launch_bounds__(kThreads, 1)
             for (int chunk = 0; chunk < kIn / kChunk; ++chunk) {
 #pragma unroll
                 for (int tile = 0; tile < kTiles; ++tile) {
-                    // Four chunks a pair: the parity starts at 0 with every pair.
-                    wait(&filled[tile], chunk & 1);
-                    const float inverse = row_inverse[tile];
+                    // Two uses of each stage a chunk: the parity starts at 0 with every chunk.
+                    const int stage = tile % kDepth;
+                    wait(filled + stage * 8, tile / kDepth);
+                    const float inverse =
+                        *reinterpret_cast<const float*>(stages + stage * kStageBytes + kInverseAt);
                     stretch(d, weights + tile * (3 * kTapBytes / 16) + chunk * (2 * kHalf),
-                            row0 + tile * (kStageBytes / 16));
+                            row0 + stage * (kStageBytes / 16));
                     __syncwarp();
-                    if (lane == 0) arrive(&empty[tile]);
+                    if (lane == 0) {
+                        if (expects) arrive_expecting(filled + stage * 8, kSentBytes);
+                        arrive_in_cluster(release + stage * 8);
+                    }
+                    __syncwarp();
                     if (tile == 0) {
 #pragma unroll
                         for (int i = 0; i < 64; ++i) sum0[i] = fmaf(d[i], inverse, sum0[i]);
@@ -398,6 +453,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                 }
             }
         }
+        meet_cluster();
     }
 }
 
@@ -422,7 +478,7 @@ extern "C" int conv_pool(const float* x, const float* weight, const float* bias,
 
 library = ctypes.CDLL(
     load_inline(
-        name="conv_hardswish_pool_mish_winograd",
+        name="conv_hardswish_pool_mish_winograd_cluster",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],

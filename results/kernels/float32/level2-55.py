@@ -24,6 +24,8 @@ constexpr int kTilesOfBlock = kTiles / kBlocks;
 constexpr int kWBytes = kRows * kStretch * 4;  // 16384
 constexpr int kXBytes = kBatch * kStretch * 2; // 8192, one piece
 constexpr int kStageBytes = kWBytes + 2 * kXBytes;
+constexpr int kWide = 4;    // blocks of a cluster, where the device holds all such clusters at once
+constexpr int kNarrow = 2;  // elsewhere
 // tune: kStages in (6, 7)
 constexpr int kStages = 7;
 // tune: kStagger in (0, 1, 16)
@@ -271,16 +273,21 @@ __global__ void __launch_bounds__(1024) prepare(const float* __restrict__ x, con
 }
 
 // ---------------------------------------------------------------------------------------------------------------
-// The product, the maxima of pairs of rows, and their sums for each warp
+// The product, the maxima of pairs of rows, and their sums for each warp. The blocks of a cluster share the pieces of
+// x: each loads its part of them for all.
 
+template <int kCluster>
 __device__ __forceinline__ void release(uint64_t* barrier, int lane) {
     __syncwarp();
-    if (lane < 2) arrive_at(barrier, lane);
+    if (lane < kCluster) arrive_at(barrier, lane);
 }
 
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
+// Launched in clusters of kCluster blocks.
+template <int kCluster>
+__global__ void __launch_bounds__(384, 1)
 product(const __grid_constant__ CUtensorMap map, const unsigned char* __restrict__ pieces,
         const float* __restrict__ bias, float* meta, float* __restrict__ partial) {
+    constexpr int kShare = 2 * kXBytes / kCluster;  // bytes of a stage's pieces that a block loads for all
     extern __shared__ unsigned char raw[];
     unsigned char* stages = raw + ((1024 - (shared_address(raw) & 1023)) & 1023);
     uint64_t* full = reinterpret_cast<uint64_t*>(stages + kStages * kStageBytes);
@@ -291,7 +298,7 @@ product(const __grid_constant__ CUtensorMap map, const unsigned char* __restrict
     if (threadIdx.x == 0) {
         for (int s = 0; s < kStages; ++s) {
             start(&full[s], 1);
-            start(&empty[s], 16);  // 8 warps of each of the 2 blocks
+            start(&empty[s], 8 * kCluster);  // 8 warps of each block
         }
         show_started();
     }
@@ -304,7 +311,7 @@ product(const __grid_constant__ CUtensorMap map, const unsigned char* __restrict
         if (threadIdx.x == 256) {
             uint64_t policy;
             asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-            const int first = (blockIdx.x / 2) * kStagger;
+            const int first = (blockIdx.x / kCluster) * kStagger;
             int s = 0;
             uint32_t parity = 1;
             for (int i = 0; i < kTilesOfBlock; ++i) {
@@ -315,9 +322,9 @@ product(const __grid_constant__ CUtensorMap map, const unsigned char* __restrict
                     wait(&empty[s], parity);
                     arrive_and_expect(&full[s], kStageBytes);
                     load_box(stage, &map, stretch * kStretch, row, &full[s], policy);
-                    load_for_all(stage + kWBytes + rank * kXBytes,
-                                 pieces + static_cast<int64_t>(stretch) * (2 * kXBytes) + rank * kXBytes, kXBytes,
-                                 &full[s], 3);
+                    load_for_all(stage + kWBytes + rank * kShare,
+                                 pieces + static_cast<int64_t>(stretch) * (2 * kXBytes) + rank * kShare, kShare,
+                                 &full[s], (1 << kCluster) - 1);
                     if (++s == kStages) s = 0, parity ^= 1;
                 }
             }
@@ -355,7 +362,7 @@ product(const __grid_constant__ CUtensorMap map, const unsigned char* __restrict
 #pragma unroll
                 for (int i = 0; i < 64; ++i) sum[i] += d[i];
                 multiply_stage(d, f0, stages_address + s0 * kStageBytes + kWBytes, 0);
-                if (n > 0) release(&empty[held], lane);  // under the products just issued
+                if (n > 0) release<kCluster>(&empty[held], lane);  // under the products just issued
 
                 const int s1 = s;
                 wait(&full[s1], parity);
@@ -364,11 +371,11 @@ product(const __grid_constant__ CUtensorMap map, const unsigned char* __restrict
                 multiply_stage(d, f1, stages_address + s1 * kStageBytes + kWBytes, 1);
 
                 wait_all_but_one();  // the products of f0 are done
-                release(&empty[s0], lane);
+                release<kCluster>(&empty[s0], lane);
                 held = s1;
             }
             wait_products(d);
-            release(&empty[held], lane);
+            release<kCluster>(&empty[held], lane);
 #pragma unroll
             for (int i = 0; i < 64; ++i) sum[i] += d[i];
 
@@ -448,22 +455,56 @@ typedef CUresult (*Encode)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
                            const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
+typedef void (*Product)(CUtensorMap, const unsigned char*, const float*, float*, float*);
+
+static void set_launch(cudaLaunchConfig_t& config, cudaLaunchAttribute& attribute, unsigned cluster,
+                       cudaStream_t stream) {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = cluster;
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+    config.gridDim = dim3(kBlocks, 1, 1);
+    config.blockDim = dim3(384, 1, 1);
+    config.dynamicSmemBytes = kSharedBytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+}
+
 extern "C" int linear_pool_sum(const float* x, const float* w, const float* bias, unsigned char* pieces, float* meta,
                                float* partial, float* out, float scale_factor, void* stream_pointer) {
     static Encode encode = nullptr;
-    if (encode == nullptr) {
+    static const void* kernel = nullptr;
+    static unsigned cluster = 0;
+    cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
+    if (kernel == nullptr) {
         void* driver = dlopen("libcuda.so.1", RTLD_NOW);
         if (driver == nullptr) return 100001;
         encode = reinterpret_cast<Encode>(dlsym(driver, "cuTensorMapEncodeTiled"));
         if (encode == nullptr) return 100002;
-        const cudaError_t error =
-            cudaFuncSetAttribute(product, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+        Product wide_product = product<kWide>;
+        Product narrow_product = product<kNarrow>;
+        const void* wide = reinterpret_cast<const void*>(wide_product);
+        const void* narrow = reinterpret_cast<const void*>(narrow_product);
+        cudaError_t error = cudaFuncSetAttribute(wide, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+        if (error != cudaSuccess) return static_cast<int>(error);
+        error = cudaFuncSetAttribute(narrow, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+        if (error != cudaSuccess) return static_cast<int>(error);
+
+        // All blocks must run at once: the wide clusters only where that many fit.
+        cudaLaunchConfig_t config = {};
+        cudaLaunchAttribute attribute;
+        set_launch(config, attribute, kWide, stream);
+        int clusters = 0;
+        error = cudaOccupancyMaxActiveClusters(&clusters, wide, &config);
         if (error != cudaSuccess) {
-            encode = nullptr;
-            return static_cast<int>(error);
+            cudaGetLastError();
+            clusters = 0;
         }
+        const bool fits = clusters >= kBlocks / kWide;
+        cluster = fits ? kWide : kNarrow;
+        kernel = fits ? wide : narrow;
     }
-    cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
 
     prepare<<<kBatch + 1, 1024, 0, stream>>>(x, w, pieces, meta);
 
@@ -478,7 +519,14 @@ extern "C" int linear_pool_sum(const float* x, const float* w, const float* bias
                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) return 200000 + static_cast<int>(result);
 
-    product<<<kBlocks, 384, kSharedBytes, stream>>>(map, pieces, bias, meta, partial);
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute;
+    set_launch(config, attribute, cluster, stream);
+    const unsigned char* const_pieces = pieces;
+    void* arguments[5] = {&map, &const_pieces, &bias, &meta, &partial};
+    const cudaError_t launched = cudaLaunchKernelExC(&config, kernel, arguments);
+    if (launched != cudaSuccess) return static_cast<int>(launched);
+
     finish<<<kBatch, 256, 0, stream>>>(partial, meta, x, w, bias, out, scale_factor);
     return static_cast<int>(cudaGetLastError());
 }
@@ -486,7 +534,7 @@ extern "C" int linear_pool_sum(const float* x, const float* w, const float* bias
 
 library = ctypes.CDLL(
     load_inline(
-        name="linear_pool_sum_fp16x3",
+        name="linear_pool_sum_fp16x3_clusters",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],

@@ -13,16 +13,20 @@ constexpr int kSide = 384;            // height and width of the input
 constexpr int kOut = 64;              // output channels
 constexpr int kPooled = 95;           // pooled height and width
 constexpr int kTaps = 9;
-constexpr int kSteps = 48;            // pooled rows of a stream
-constexpr int kRows = 4 * kSteps + 2; // input rows of a stream
-// Ring slots of a stream, one input row of all channels each.
-// tune: kSlots in (7, 8)
-constexpr int kSlots = 8;
-constexpr int kSlotFloats = 3136;
+constexpr int kSteps = 48;            // pooled rows of stream 0; stream 1 has one fewer and idles in step 0
+constexpr int kGroups = kSteps + 1;   // loads of a stream: two rows to begin with, then four a step
+constexpr int kGroupRows = 4;
+constexpr int kSlots = 2;             // ring slots of a stream, four input rows of all channels each
+constexpr int kChannelFloats = kGroupRows * kSide;
+constexpr int kSlotFloats = 12352;    // 8 channels and the padding between them
 constexpr int kSlotBytes = kSlotFloats * 4;
 constexpr int kRowBytes = kSide * 4;
 constexpr int kConsumers = 384;
 constexpr int kThreads = 512;
+constexpr int kWeights = kOut * kChannels * kTaps;
+constexpr int kWeightsEach = kWeights / kConsumers;
+static_assert(kWeightsEach * kConsumers == kWeights, "weights of a thread");
+static_assert(7 * kChannelFloats + 4 + 16 + 32 + kChannelFloats + 2 <= kSlotFloats, "slot");
 
 // Weights as fp16 pieces, a panel a tap: high pieces of taps 0 to 8, low piece of tap 8, low pieces of taps 0 to 7.
 constexpr int kPanelBytes = kOut * 16;
@@ -56,10 +60,17 @@ __device__ __forceinline__ void wait_for(uint64_t* barrier, uint32_t parity) {
         "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
-__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+// Data that is read once: it is the first to leave the L2 cache.
+__device__ __forceinline__ uint64_t read_once_policy() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier,
+                                          uint64_t policy) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+            "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy) : "memory");
 }
 __device__ __forceinline__ void show_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -106,7 +117,7 @@ __device__ __forceinline__ float sigmoid_of_exponent(float t) {  // 1 / (1 + 2^t
 
 // Where channel c begins in a slot, in floats.
 __device__ __forceinline__ int channel_offset(int c) {
-    return c * kSide + (c & 1) * 4 + (c & 2) * 8 + (c >> 2) * 32;
+    return c * kChannelFloats + (c & 1) * 4 + (c & 2) * 8 + (c >> 2) * 32;
 }
 
 // K-major B without swizzle: panels of 16 bytes of k, 64 lines of 16 bytes each.
@@ -136,7 +147,7 @@ __device__ __forceinline__ void multiply(float (&d)[32], const uint32_t (&a)[4],
 __device__ __forceinline__ void row_sums(const float* at, float (&h)[12]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const float* from = at + half * (4 * kSide + 32);
+        const float* from = at + half * (4 * kChannelFloats + 32);
         const float4 a = *reinterpret_cast<const float4*>(from);
         const float4 b = *reinterpret_cast<const float4*>(from + 4);
         const float2 c = *reinterpret_cast<const float2*>(from + 8);
@@ -153,7 +164,8 @@ __device__ __forceinline__ void row_sums(const float* at, float (&h)[12]) {
     }
 }
 
-// One block an image.
+// One block an image. Stream 0 takes pooled rows 0 to 47 downwards, stream 1 rows 94 to 48 upwards; they end beside
+// each other, where they read the same two input rows at the same time.
 __global__ void __launch_bounds__(kThreads, 1)
 conv_pool_sigmoid_sum_kernel(const float* __restrict__ x, const float* __restrict__ weight,
                              const float* __restrict__ bias, float* __restrict__ out) {
@@ -186,15 +198,33 @@ conv_pool_sigmoid_sum_kernel(const float* __restrict__ x, const float* __restric
             float* const to = ring + stream * kSlots * kSlotFloats + channel_offset(lane & 7);
             const float* const from =
                 x + (static_cast<int64_t>(blockIdx.x) * kChannels + (lane & 7)) * (kSide * kSide);
+            const uint64_t policy = read_once_policy();
             int slot = 0;
             uint32_t phase = 0;
-            for (int r = 0; r < kRows; ++r) {
-                const int row = min(stream * (4 * kSteps) + r, kSide - 1);
+#pragma unroll 1
+            for (int group = 0; group < kGroups; ++group) {
+                // Stream 0: rows 0 and 1, then 4 rows a step. Stream 1: nothing, in step 0 the two rows below its
+                // first pooled row, then 4 rows a step.
+                int row, rows;
+                if (stream == 0) {
+                    row = group == 0 ? 0 : kGroupRows * group - 2;
+                    rows = group == 0 ? 2 : kGroupRows;
+                } else {
+                    row = group < 2 ? kGroupRows * kPooled : kGroupRows * (kPooled + 1 - group);
+                    rows = group == 0 ? 0 : (group == 1 ? 2 : kGroupRows);
+                }
                 wait_for(&empty[slot], phase ^ 1);
-                if (lane == 0) arrive_and_expect(&full[slot], kChannels * kRowBytes);
+                if (lane == 0) {
+                    if (rows > 0) {
+                        arrive_and_expect(&full[slot], static_cast<uint32_t>(kChannels * kRowBytes * rows));
+                    } else {
+                        arrive(&full[slot]);
+                    }
+                }
                 __syncwarp();
-                if (lane < kChannels) {
-                    bulk_load(to + slot * kSlotFloats, from + row * kSide, kRowBytes, &full[slot]);
+                if (rows > 0 && lane < kChannels) {
+                    bulk_load(to + slot * kSlotFloats, from + row * kSide, static_cast<uint32_t>(kRowBytes * rows),
+                              &full[slot], policy);
                 }
                 __syncwarp();
                 if (++slot == kSlots) {
@@ -208,20 +238,27 @@ conv_pool_sigmoid_sum_kernel(const float* __restrict__ x, const float* __restric
 
         // Weights times 256, split into two fp16 pieces. In a tap's panel channel c is column 2 (c % 4) + c / 4, so
         // that a thread's pair of columns is the channels q and q + 4.
-        for (int i = thread; i < kOut * kChannels * kTaps; i += kConsumers) {
-            const int n = i / (kChannels * kTaps);
-            const int rest = i % (kChannels * kTaps);
-            const int c = rest / kTaps;
-            const int tap = rest % kTaps;
-            uint32_t high, low;
-            split(weight[i] * kWeightScale, 0.0f, high, low);
-            const int at = n * 16 + (2 * (c & 3) + (c >> 2)) * 2;
-            const int low_panel = tap == kTaps - 1 ? kMixedLowPanel : kLowPanel + tap;
-            *reinterpret_cast<uint16_t*>(memory + tap * kPanelBytes + at) = static_cast<uint16_t>(high & 0xffffu);
-            *reinterpret_cast<uint16_t*>(memory + low_panel * kPanelBytes + at) =
-                static_cast<uint16_t>(low & 0xffffu);
+        {
+            float mine[kWeightsEach];
+#pragma unroll
+            for (int j = 0; j < kWeightsEach; ++j) mine[j] = weight[thread + j * kConsumers];
+            if (thread < kOut) shared_bias[thread] = bias == nullptr ? 0.0f : -bias[thread] * kLog2E;
+#pragma unroll
+            for (int j = 0; j < kWeightsEach; ++j) {
+                const int i = thread + j * kConsumers;
+                const int n = i / (kChannels * kTaps);
+                const int rest = i % (kChannels * kTaps);
+                const int c = rest / kTaps;
+                const int tap = rest % kTaps;
+                uint32_t high, low;
+                split(mine[j] * kWeightScale, 0.0f, high, low);
+                const int at = n * 16 + (2 * (c & 3) + (c >> 2)) * 2;
+                const int low_panel = tap == kTaps - 1 ? kMixedLowPanel : kLowPanel + tap;
+                *reinterpret_cast<uint16_t*>(memory + tap * kPanelBytes + at) = static_cast<uint16_t>(high & 0xffffu);
+                *reinterpret_cast<uint16_t*>(memory + low_panel * kPanelBytes + at) =
+                    static_cast<uint16_t>(low & 0xffffu);
+            }
         }
-        if (thread < kOut) shared_bias[thread] = bias == nullptr ? 0.0f : -bias[thread] * kLog2E;
         show_stores();
         meet(1, kConsumers);
 
@@ -230,22 +267,22 @@ conv_pool_sigmoid_sum_kernel(const float* __restrict__ x, const float* __restric
         constexpr int kPairStep = 2 * kPanelBytes / 16;  // from a pair of taps to the next, in a descriptor's units
 
         const int stream = warp / 6;
+        const bool upwards = stream == 1;
         const int g = lane / 4;
         const int q = lane % 4;
         const int pixel = (warp % 6) * 16 + 2 * g;  // and pixel + 1
         const bool second_valid = pixel + 1 < kPooled;
-        const int steps_valid = stream == 0 ? kSteps : kPooled - kSteps;
         uint64_t* const full = barriers + stream * kSlots;
         uint64_t* const empty = barriers + 2 * kSlots + stream * kSlots;
         const float* const mine = ring + stream * kSlots * kSlotFloats + channel_offset(q) + 4 * pixel;
         const float* const my_bias = shared_bias + 2 * q;
+        const int row_step = upwards ? -kSide : kSide;
+        const int first_row = upwards ? (kGroupRows - 1) * kSide : 0;
         constexpr float kScale = -kLog2E / (16.0f * kWeightScale);
 
         int slot = 0;
         uint32_t phase = 0;
-        auto take = [&](float (&h)[12]) {
-            wait_for(&full[slot], phase);
-            row_sums(mine + slot * kSlotFloats, h);
+        auto release = [&]() {
             __syncwarp();
             if (lane == 0) arrive(&empty[slot]);
             if (++slot == kSlots) {
@@ -258,29 +295,45 @@ conv_pool_sigmoid_sum_kernel(const float* __restrict__ x, const float* __restric
 #pragma unroll
         for (int i = 0; i < 32; ++i) d[i] = 0.0f;
         float total = 0.0f;
+
+        // The two rows that a step shares with the one before it. What stream 1 finds here goes into its idle step
+        // alone, whose results are dropped.
         float r0[12], r1[12];
-        take(r0);
-        take(r1);
+        wait_for(&full[slot], phase);
+        row_sums(mine, r0);
+        row_sums(mine + kSide, r1);
+        release();
 
 #pragma unroll 1
         for (int step = 0; step < kSteps; ++step) {
             float s[3][12];
             {
+                const float* const at = mine + slot * kSlotFloats + first_row;
                 float m[12], p[12], r[12];
-                take(m);
-                take(r);
+                wait_for(&full[slot], phase);
+                row_sums(at, m);
+                row_sums(at + row_step, r);
 #pragma unroll
                 for (int i = 0; i < 12; ++i) {
                     m[i] += r[i];
                     p[i] = r1[i] + m[i];
                     s[0][i] = r0[i] + p[i];
                 }
-                take(r0);
+                row_sums(at + 2 * row_step, r0);
 #pragma unroll
                 for (int i = 0; i < 12; ++i) s[1][i] = p[i] + r0[i];
-                take(r1);
+                row_sums(at + 3 * row_step, r1);
+                release();
 #pragma unroll
                 for (int i = 0; i < 12; ++i) s[2][i] = m[i] + (r0[i] + r1[i]);
+            }
+            // Upwards the rows came in reverse: the sums of the first and the last kernel row change places.
+#pragma unroll
+            for (int i = 0; i < 12; ++i) {
+                const float a = s[0][i];
+                const float b = s[2][i];
+                s[0][i] = upwards ? b : a;
+                s[2][i] = upwards ? a : b;
             }
 
             // Taps in pairs; the ninth stands alone: its two small products share an instruction.
@@ -325,7 +378,7 @@ conv_pool_sigmoid_sum_kernel(const float* __restrict__ x, const float* __restric
                 first += sigmoid_of_exponent(fmaf(d[4 * j + 1], kScale, b.y));
                 second += sigmoid_of_exponent(fmaf(d[4 * j + 3], kScale, b.y));
             }
-            const bool valid = step < steps_valid;
+            const bool valid = !upwards || step > 0;
             total += valid ? first : 0.0f;
             total += valid && second_valid ? second : 0.0f;
         }

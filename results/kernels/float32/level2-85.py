@@ -15,17 +15,21 @@ constexpr int kSide = 128;         // input height and width
 constexpr int kPlane = kSide * kSide;
 constexpr int kConv = 126;         // convolution height and width
 constexpr int kPool = 31;          // pooled height and width
+constexpr int kArea = kPool * kPool;
 constexpr int kStrips = 32;        // 31 strips of 4 conv rows, one of 2
-constexpr int kStages = 4;
+constexpr int kStages = 2;         // one for each consumer group
+constexpr int kAhead = 4;          // strips of prefetch into L2
 constexpr int kRowBytes = kSide * 16;            // one row of 8 fp16 channels a pixel
 constexpr int kPieceBytes = 6 * kRowBytes;       // 12288
 constexpr int kStageBytes = 2 * kPieceBytes;     // lo rows, then hi rows
-constexpr int kZeroAt = kStages * kStageBytes;
-constexpr int kPoolAt = kZeroAt + kRowBytes;
-constexpr int kPitch = 34;
-constexpr int kWarpPool = 16 * kPitch;           // floats of a warp's tile of pooled values
-constexpr int kSharedBytes = kPoolAt + 8 * kWarpPool * 4;
-constexpr int kImage = kOut * kPool * kPool;     // 61504 pooled values an image
+constexpr int kSpill = 9;                        // the first strips go through global memory
+constexpr int kKept = kPool - kSpill;            // 22 strips stay in shared memory
+constexpr int kPitch = kKept * kPool;            // 682 floats a channel
+constexpr int kPoolAt = kStages * kStageBytes;   // 49152
+constexpr int kZeroAt = kPoolAt + kOut * kPitch * 4;  // 223744
+constexpr int kSharedBytes = kZeroAt + kRowBytes;     // 225792
+constexpr int kImage = kOut * kArea;             // 61504 pooled values an image
+static_assert(kPitch % 2 == 0 && kPitch / 2 % 2 == 1, "the stores of fragments are free of conflicts");
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -62,8 +66,25 @@ __device__ __forceinline__ void take_registers() {
 __device__ __forceinline__ void meet(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
-__device__ __forceinline__ void meet_without_waiting(int name, int threads) {
+__device__ __forceinline__ void pass_turn(int name, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+__device__ __forceinline__ float load_once(const float* pointer) {
+    float value;
+    asm volatile("ld.global.nc.L1::no_allocate.f32 %0, [%1];" : "=f"(value) : "l"(pointer));
+    return value;
+}
+__device__ __forceinline__ float load_back(const float* pointer) {
+    float value;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(pointer) : "memory");
+    return value;
+}
+__device__ __forceinline__ void prefetch(const float* pointer) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
+}
+__device__ __forceinline__ float clamp_nan(float z, float low, float high) {
+    z = z < low ? low : z;
+    return z > high ? high : z;
 }
 
 // D (64 x 128) += A (64 x 16, registers) B (16 x 128, K-major lines in shared memory), fp16.
@@ -144,16 +165,23 @@ conv_norm_pool_kernel(const float* __restrict__ x, const float* __restrict__ wei
 
     if (group == 2) {
         // The producer: a thread a column.
-        give_up_registers<104>();
+        give_up_registers<120>();
         const int column = threadIdx.x - 256;
         const int warp = column / 32, lane = column % 32;
-        const float* source = x + static_cast<int64_t>(image) * (kIn * kPlane) + column;
+        const float* image_x = x + static_cast<int64_t>(image) * (kIn * kPlane);
+        const float* source = image_x + column;
         float v[6][kIn];
 #pragma unroll
         for (int r = 0; r < 6; ++r) {
 #pragma unroll
-            for (int c = 0; c < kIn; ++c) v[r][c] = __ldg(source + c * kPlane + r * kSide);
+            for (int c = 0; c < kIn; ++c) v[r][c] = load_once(source + c * kPlane + r * kSide);
         }
+        // Strip s (from 1 on) adds rows 4 s + 2 to 4 s + 5: 16 lines of 128 bytes in each of 8 channels, one a thread.
+        const int ahead_row = 2 + column % 16 / 4;
+        const float* ahead = image_x + (column / 16) * kPlane + 2 * kSide + (column % 16) * 32;
+#pragma unroll
+        for (int k = 1; k < kAhead; ++k) prefetch(ahead + 4 * k * kSide);
+
 #pragma unroll 1
         for (int s = 0; s < kStrips; ++s) {
             const int stage = s % kStages, parity = s / kStages % 2;
@@ -171,49 +199,57 @@ conv_norm_pool_kernel(const float* __restrict__ x, const float* __restrict__ wei
             float factor, inverse;
             power_of_two(bits, factor, inverse);
 
-            wait_for(&empty[stage], parity ^ 1);
-            unsigned char* to = shared + stage * kStageBytes + column * 16;
+            uint32_t high[6][4], low[6][4];
 #pragma unroll
             for (int r = 0; r < 6; ++r) {
-                uint32_t high[4], low[4];
 #pragma unroll
                 for (int p = 0; p < 4; ++p) {
-                    split_pair(v[r][2 * p] * factor, v[r][2 * p + 1] * factor, high[p], low[p]);
+                    split_pair(v[r][2 * p] * factor, v[r][2 * p + 1] * factor, high[r][p], low[r][p]);
                 }
-                *reinterpret_cast<uint4*>(to + r * kRowBytes) = make_uint4(low[0], low[1], low[2], low[3]);
-                *reinterpret_cast<uint4*>(to + kPieceBytes + r * kRowBytes) =
-                    make_uint4(high[0], high[1], high[2], high[3]);
             }
-            if (column == 0) inverse_x[stage] = inverse;
-            show_stores();
-            arrive(&full[stage]);
 
-            // The next strip's rows 0 and 1 are this one's rows 4 and 5.
+            // The next strip's rows 0 and 1 are this one's rows 4 and 5; the loads run while this one waits.
 #pragma unroll
             for (int c = 0; c < kIn; ++c) {
                 v[0][c] = v[4][c];
                 v[1][c] = v[5][c];
             }
             if (s + 1 < kStrips) {
-                const int first = 4 * (s + 1);
+                const float* next = source + 4 * (s + 1) * kSide;
+                // The last strip has no rows 4 and 5 (and uses none): rows 2 and 3 stand in for them.
+                const float* late = s + 2 == kStrips ? next - 2 * kSide : next;
 #pragma unroll
                 for (int r = 2; r < 6; ++r) {
-                    const bool inside = first + r < kSide;
 #pragma unroll
                     for (int c = 0; c < kIn; ++c) {
-                        v[r][c] = inside ? __ldg(source + c * kPlane + (first + r) * kSide) : 0.0f;
+                        v[r][c] = load_once((r < 4 ? next : late) + c * kPlane + r * kSide);
                     }
                 }
             }
+            if (4 * (s + kAhead) + ahead_row < kSide) prefetch(ahead + 4 * (s + kAhead) * kSide);
+
+            wait_for(&empty[stage], parity ^ 1);
+            unsigned char* to = shared + stage * kStageBytes + column * 16;
+#pragma unroll
+            for (int r = 0; r < 6; ++r) {
+                *reinterpret_cast<uint4*>(to + r * kRowBytes) =
+                    make_uint4(low[r][0], low[r][1], low[r][2], low[r][3]);
+                *reinterpret_cast<uint4*>(to + kPieceBytes + r * kRowBytes) =
+                    make_uint4(high[r][0], high[r][1], high[r][2], high[r][3]);
+            }
+            if (column == 0) inverse_x[stage] = inverse;
+            show_stores();
+            arrive(&full[stage]);
         }
     } else {
-        // Two consumers: strips in turn.
-        take_registers<200>();
+        // Two consumers: strips in turn; row by row one multiplies while the other takes maxima and sums.
+        take_registers<192>();
         const int t = threadIdx.x % 128;
         const int warp = t / 32, lane = t % 32, quad = lane % 4;
         const int row = warp * 16 + lane / 4;  // channels row and row + 8
         const bool last_quad = quad == 3;
         const bool odd = (lane & 1) != 0;
+        const bool right = (lane & 2) != 0;
 
         uint32_t high[4][4], low[4][4], both[4];
         float inverse_w[2];
@@ -253,16 +289,19 @@ conv_norm_pool_kernel(const float* __restrict__ x, const float* __restrict__ wei
         for (int i = 0; i < 64; ++i) d[i] = 0.0f;
         const uint32_t shared_base = shared_address(shared);
         const uint32_t zeros = shared_base + kZeroAt;
-        float* tile = reinterpret_cast<float*>(shared + kPoolAt) + (group * 4 + warp) * kWarpPool;
-        float* out_warp = out + static_cast<int64_t>(image) * kImage + warp * 16 * kPool * kPool;
+        float* pooled = reinterpret_cast<float*>(shared + kPoolAt);
+        float* out_image = out + static_cast<int64_t>(image) * kImage;
+        float* out_warp = out_image + warp * 16 * kArea;
 
-        if (group == 1) meet_without_waiting(1, 256);  // the first turn is consumer 0's
+        // Barriers 1 and 2: the turns of groups 0 and 1, 64 each.
+        if (group == 1) pass_turn(1, 256);
 
 #pragma unroll 1
         for (int s = group; s < kStrips; s += 2) {
             const int stage = s % kStages, parity = s / kStages % 2;
             const int rows = s == kStrips - 1 ? 2 : 4;
             wait_for(&full[stage], parity);
+            __syncwarp();
             const float inverse_strip = inverse_x[stage];
             float best[16][2];
 #pragma unroll
@@ -293,9 +332,14 @@ conv_norm_pool_kernel(const float* __restrict__ x, const float* __restrict__ wei
                 }
                 multiply(d, both, window(x_high + tap_offset(8), zeros - (x_high + tap_offset(8))), 1);
                 commit_products();
-                meet_without_waiting(2 - group, 256);
+                pass_turn(2 - group, 256);
                 wait_products<0>(d);
 
+                if (r == rows - 1) {  // the stage has been read
+                    __syncwarp();
+                    if (lane == 0) arrive(&empty[stage]);
+                    __syncwarp();
+                }
                 if (r == 0) {
                     shift[0] = d[0];
                     shift[1] = d[2];
@@ -318,8 +362,12 @@ conv_norm_pool_kernel(const float* __restrict__ x, const float* __restrict__ wei
                     }
                 }
             }
-            __syncwarp();
-            if (lane == 0) arrive(&empty[stage]);
+            // Group 1's last strip has two rows: two empty turns, the last of which nobody waits for.
+#pragma unroll 1
+            for (int r = rows; r < 4; ++r) {
+                meet(1 + group, 256);
+                if (r < 3) pass_turn(2 - group, 256);
+            }
 
             const double count = static_cast<double>(rows * (last_quad ? 30 : 32));
 #pragma unroll
@@ -332,27 +380,45 @@ conv_norm_pool_kernel(const float* __restrict__ x, const float* __restrict__ wei
 
             if (s < kPool) {
                 const float inverse = inverse_strip * (odd ? inverse_w[1] : inverse_w[0]);
-                float* to = tile + (lane / 4 + (odd ? 8 : 0)) * kPitch + ((lane >> 1) & 1);
-                __syncwarp();
+                // Early strips pass through the place of strip 28 or 29, which this very warp fills later.
+                const int slot = s < kSpill ? kKept - 3 + group : s - kSpill;
+                float* to = pooled + (row + (odd ? 8 : 0)) * kPitch + slot * kPool + (right ? 1 : 0);
 #pragma unroll
                 for (int j = 0; j < 16; ++j) {
                     const float send = odd ? best[j][0] : best[j][1];
                     const float keep = odd ? best[j][1] : best[j][0];
                     const float got = __shfl_xor_sync(0xffffffffu, send, 1);
-                    to[2 * j] = fmaxf(keep, got) * inverse;
+                    if (j < 15 || !right) to[2 * j] = fmaxf(keep, got) * inverse;  // no column 31
                 }
-                __syncwarp();
-                if (lane < kPool) {
+                if (s < kSpill) {
+                    __syncwarp();
+                    if (lane < kPool) {
+                        const float* from = pooled + warp * 16 * kPitch + slot * kPool + lane;
 #pragma unroll
-                    for (int k = 0; k < 16; ++k) {
-                        out_warp[(k * kPool + s) * kPool + lane] = tile[k * kPitch + lane];
+                        for (int k = 0; k < 16; ++k) {
+                            out_warp[(k * kPool + s) * kPool + lane] = from[k * kPitch];
+                        }
                     }
+                    __syncwarp();
                 }
-            } else {
-                // Consumer 1's two empty turns; nobody waits for the last.
-                meet(1 + group, 256);
-                meet_without_waiting(2 - group, 256);
-                meet(1 + group, 256);
+            }
+        }
+
+        // The early strips come back, each value to the lane that wrote it (lane 31 repeats lane 30 and stores none).
+        constexpr int kEarly = (kSpill + 1) / 2;
+        float early[kEarly][16];
+        {
+            const int column = lane < kPool ? lane : kPool - 1;
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < kEarly; ++i) {
+                const int s = group + 2 * i;
+#pragma unroll
+                for (int k = 0; k < 16; ++k) early[i][k] = 0.0f;
+                if (s < kSpill) {
+#pragma unroll
+                    for (int k = 0; k < 16; ++k) early[i][k] = load_back(out_warp + (k * kPool + s) * kPool + column);
+                }
             }
         }
 
@@ -395,39 +461,37 @@ conv_norm_pool_kernel(const float* __restrict__ x, const float* __restrict__ wei
         }
         meet(4, 256);
 
-        // The affine map and the clamp, on the pooled values of this image.
-        float4* values = reinterpret_cast<float4*>(out + static_cast<int64_t>(image) * kImage);
-        constexpr int kVectors = kImage / 4;  // 15376
-        constexpr int kBatch = 10;
-        constexpr int kArea = kPool * kPool;
-#pragma unroll 1
-        for (int begin = thread; begin < kVectors; begin += 256 * kBatch) {
-            float4 value[kBatch];
+        // The affine map and the clamp: a warp's early strips from its registers.
 #pragma unroll
-            for (int k = 0; k < kBatch; ++k) {
-                const int i = begin + 256 * k;
-                value[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                if (i < kVectors) value[k] = __ldcg(values + i);
+        for (int k = 0; k < 16; ++k) {
+            const float a = slope[warp * 16 + k], b = offset[warp * 16 + k];
+#pragma unroll
+            for (int i = 0; i < kEarly; ++i) {
+                const int s = group + 2 * i;
+                if (s < kSpill && lane < kPool) {
+                    out_warp[(k * kPool + s) * kPool + lane] =
+                        clamp_nan(fmaf(early[i][k], a, b), clamp_min, clamp_max);
+                }
             }
+        }
+        // The other strips from shared memory: 682 values in a row of each channel, in aligned lines of 32. Reads
+        // before and behind a channel's values stay inside the shared memory and are not stored.
+        constexpr int kLines = (kPitch + 31 + 31) / 32;  // 23
+#pragma unroll 1
+        for (int i = 0; i < 8; ++i) {
+            const int c = (thread / 32) * 8 + i;
+            const float a = slope[c], b = offset[c];
+            const int start = c * kArea + kSpill * kPool;
+            const int at = lane - (start & 31);
+            const float* from = pooled + c * kPitch + at;
+            float* to = out_image + start + at;
+            float y[kLines];
 #pragma unroll
-            for (int k = 0; k < kBatch; ++k) {
-                const int i = begin + 256 * k;
-                if (i < kVectors) {
-                    const int c = 4 * i / kArea;
-                    const int rest = 4 * i - c * kArea;
-                    const int next = c + 1 < kOut ? c + 1 : c;
-                    const float slope_0 = slope[c], offset_0 = offset[c];
-                    const float slope_1 = slope[next], offset_1 = offset[next];
-                    float y[4] = {value[k].x, value[k].y, value[k].z, value[k].w};
+            for (int k = 0; k < kLines; ++k) y[k] = from[32 * k];
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const bool over = rest + e >= kArea;
-                        float z = fmaf(y[e], over ? slope_1 : slope_0, over ? offset_1 : offset_0);
-                        z = z < clamp_min ? clamp_min : z;
-                        z = z > clamp_max ? clamp_max : z;
-                        y[e] = z;
-                    }
-                    values[i] = make_float4(y[0], y[1], y[2], y[3]);
+            for (int k = 0; k < kLines; ++k) {
+                if (static_cast<unsigned>(at + 32 * k) < static_cast<unsigned>(kPitch)) {
+                    to[32 * k] = clamp_nan(fmaf(y[k], a, b), clamp_min, clamp_max);
                 }
             }
         }
@@ -453,7 +517,7 @@ extern "C" int conv_norm_pool(const float* x, const float* weight, const float* 
 
 library = ctypes.CDLL(
     load_inline(
-        name="conv_norm_pool_fused",
+        name="conv_norm_pool_kept",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],

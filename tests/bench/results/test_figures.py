@@ -1,12 +1,14 @@
 """The page's figures are those of the boards, and count nothing that the boards do not."""
 
 import hashlib
+import json
 import random
 from datetime import UTC, datetime
 
 import pytest
 
 from bench.results.again import join, read_hazards
+from bench.results.asking import without_open
 from bench.results.figures import (
     after_each_answer,
     by_idea,
@@ -21,6 +23,7 @@ from bench.results.page import write_page
 from bench.results.records import (
     Searched,
     indexed,
+    is_outdated,
     meet,
     read_index,
     read_lines,
@@ -115,6 +118,57 @@ def test_what_an_older_clock_timed_is_judged_again_before_the_best_is_chosen(tmp
     (row,) = indexed([one], again).rows
     assert (row.facts.best.measured.effort, round(row.facts.best.measured.speedup, 1)) == ("rank", 2.1)
     assert round(row.again.measured.speedup, 1) == 2.2 and not waiting(one, again)
+
+
+def by_judge(version, speedup=2.0, moved=True):
+    """A verdict of that judge; a moved result is doubted, since it may take a hand-over longer."""
+    found = doubted(speedup, "confirmed")
+    device = found.measurement.on_device
+    check = device.check.model_copy(update={"moves_data": moved, "empty_ms": (5.0,)})
+    measurement = found.measurement.model_copy(update={"on_device": device.model_copy(update={"check": check})})
+    return found.model_copy(update={"measurement": measurement, "evidence": evidence(judge_version=version)})
+
+
+def test_a_doubt_of_a_judge_that_took_chance_for_moved_inputs_does_not_last(tmp_path):
+    assert by_judge("6").measurement.comparison == "unconfirmed"
+    assert [is_outdated(by_judge(version)) for version in (None, "4be86e80f895e1d9", "6", "7", "8")] == [True] * 3 + [
+        False
+    ] * 2
+    assert not is_outdated(by_judge("6", moved=False)) and not is_outdated(failed()) and not is_outdated(None)
+
+    with RunLog.create(tmp_path / "run", [made("level1/5")], setting()) as log:
+        writer = Writer(log, made("level1/5").name, random.Random(0))
+        writer.attempt(doubted(1.5, "confirmed"))
+        writer.attempt(by_judge("6"), parent=1, role="improve")
+        writer.stop()
+    (one,) = searched(tmp_path / "run")
+    first, second = one.attempts
+    assert one.best == first and waiting(one, ()) == [second]
+    again = [
+        Judgement(
+            problem=one.problem, problem_digest=one.facts.digest, candidate="", conditions=CONDITIONS,
+            candidate_digest=second.digest, time=datetime(2026, 2, day, tzinfo=UTC), verdict=verdict,
+        )
+        for day, verdict in ((1, by_judge("6")), (2, by_judge("7", moved=False)))
+    ]  # fmt: skip
+    assert waiting(one, again[:1]) == [second], "nor does its second judging"
+    now, further = rejudged(one, again)
+    assert now.best.digest == second.digest and not further
+
+
+def test_an_answer_with_an_outdated_verdict_is_judged_again_unless_something_followed(tmp_path):
+    def event(seq, kind, attempt, **body):
+        return [seq, "", kind, "p", attempt, json.dumps(body)]
+
+    asked = {"ask": {"parent": 1}, "request_digest": "ab" * 32}
+    verdict = {"verdict": by_judge("6").model_dump(mode="json")}
+    rows = [event(1, "asked", 1, ask={"parent": None}), event(2, "replied", 1), event(3, "judged", 1, **verdict)]
+    later = event(4, "asked", 2, **asked)
+    assert without_open([*rows, later], ()) == rows[:2]
+    assert without_open([*rows, later], ["ab" * 32 + ".answer.md"]) == [*rows, later]
+    assert without_open([*rows, later, event(5, "replied", 2)], ()) == [*rows, later, event(5, "replied", 2)]
+    rows[2] = event(3, "judged", 1, verdict=by_judge("7").model_dump(mode="json"))
+    assert without_open([*rows, later], ()) == rows
 
 
 def test_what_several_processes_judged_is_joined(run, tmp_path):
@@ -291,7 +345,7 @@ def test_the_readme_s_headline_has_the_figures_of_the_page_s_table():
     for row in (dict(zip(names, cells, strict=True)) for cells in rows[1:]):
         assert f"{row['correct']} of {row['problems']}" in readme
         assert row["geometric mean of the correct [95 %]"] in readme and row["against any, failures as 1"] in readme
-    assert ("the better of the first two" in readme) is any("| 2 answers |" in line for line in page)
+    assert ("result, unfinished" in readme) is any("This is under way" in line for line in page)
 
 
 @pytest.fixture

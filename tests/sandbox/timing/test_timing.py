@@ -191,6 +191,7 @@ def test_what_ends_early_is_as_slow_as_it_is_said_to_be(speedup):
 PROGRAMS = {
     "rolled": (lambda x: [x.roll(3, 0)], True),
     "every other row": (lambda x: [x[::2].contiguous()], True),
+    "transposed": (lambda x: [x.T.contiguous()], True),
     "a moved result beside a computed one": (lambda x: [x.exp(), x.flip(0)], True),
     "a result that is moved in half": (lambda x: [torch.cat([x.exp(), x])], True),
     "padded with zeros": (lambda x: [torch.nn.functional.pad(x, (0, 4))], True),
@@ -210,9 +211,26 @@ def test_moved_data_is_told_from_computed(name, dtype):
     assert moves_data([listed(x) for x in inputs], [listed(*program(x)) for x in inputs]) is moved
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_inputs_that_hold_every_word_of_16_bits_are_not_the_source_of_all_results(name):
+    program, moved = PROGRAMS[name]
+    inputs = [torch.randn(1024, 1024).bfloat16() for _ in range(4)]
+    words, computed = (one.view(torch.int16) for one in (inputs[0], inputs[0].exp()))
+    assert torch.isin(computed, words).float().mean() > 0.9
+
+    assert moves_data([listed(x) for x in inputs], [listed(*program(x)) for x in inputs]) is moved
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
 def test_a_sample_is_looked_up_part_by_part(monkeypatch, dtype):
     monkeypatch.setattr(gpu_timing, "PART", 100)
     sample, words = torch.randint(200, (50,)).to(dtype), torch.randint(90, (1001,)).to(dtype)
-    assert torch.equal(is_among(sample, words), torch.isin(sample, words))
-    assert not is_among(sample, words[:0]).any()
+    assert torch.equal(is_among(sample, [words]), torch.isin(sample, words))
+    assert not is_among(sample, [words[:0]]).any()
+
+
+def test_words_of_several_calls_are_looked_up_together(monkeypatch):
+    monkeypatch.setattr(gpu_timing, "PART", 100)
+    first, second = torch.arange(1001, dtype=torch.int16), torch.arange(1001, dtype=torch.int16) * 7
+    together = gpu_timing._joined([first, second])
+    assert is_among(together, [first, second]).all() and not is_among(together + 1, [first, second]).any()
