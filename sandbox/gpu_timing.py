@@ -13,8 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
-import torch
-
 from kernelwright.sandbox.calls.gpu_buffers import free_cached_memory, relieve
 from kernelwright.sandbox.calls.gpu_chain import (
     CannotIssueAhead,
@@ -22,6 +20,7 @@ from kernelwright.sandbox.calls.gpu_chain import (
     Link,
     Work,
     call_behind_a_spin,
+    moves_data,
     rehearse,
     run_chain,
 )
@@ -33,7 +32,7 @@ from kernelwright.sandbox.calls.sessions import Misbehaved, Session, Timed
 from kernelwright.sandbox.calls.timeouts import FirstCallTimeout
 from kernelwright.sandbox.clocks import ClockSample, steady
 from kernelwright.sandbox.correctness.checks import Call
-from kernelwright.sandbox.tensors import RawTensor, Values
+from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.timing.baseline_facts import PLACEBO
 from kernelwright.sandbox.timing.baselines import OtherBaseline
 from kernelwright.sandbox.timing.gpu_baselines import GpuBaselines
@@ -67,12 +66,6 @@ CLEARING_S = 0.3
 CALL_S, OWN_S = 10.0, 15.0
 """Wall seconds for a call of the candidate after its first, and for all of them together before it is timed by what
 there is: others wait for the device."""
-SAMPLED, MOVED_SHARE = 4096, 0.1
-"""Elements of a result that are looked up among the inputs, and how many of them may be there every time."""
-MULTIPLIER = 0x9E3779B97F4A7C15 - 2**64
-"""Odd, so that no bit of a joined word is lost."""
-PART = 2**24
-"""Elements of an input that are looked through at a time: their places take 128 MiB."""
 
 
 class DeviceSamples(PairedSamples):
@@ -509,59 +502,3 @@ def _as_timed(link: Link) -> Timed:
 def _trusted(link: Link) -> float:
     """The time of a call in ms; of a candidate it is a mere word."""
     return link.device_ms or link.judge_ms or 0.0
-
-
-def moves_data(inputs: Sequence[Values], outputs: Sequence[Values]) -> bool:
-    """Return whether a part of a result is made of inputs in other places, whatever the values.
-
-    A moved word is at every call that of the same place of an input. So must not be a word with one bit changed: large
-    inputs of 16 bits hold so many that chance finds either.
-    """
-    sources = zip(*(values.tensors for values in inputs), strict=True)
-    there = [[_words_of(raw) for raw in raws] for raws in sources if len(raws[0].data)]
-    for raws in zip(*(output.tensors for output in outputs), strict=True):
-        words = [_words_of(raw) for raw in raws]
-        if not words[0].numel():
-            continue
-        places = torch.randint(words[0].numel(), (SAMPLED,), device=words[0].device)
-        sample = torch.stack([one[places] for one in words])
-        altered = sample.clone()
-        altered[-1] ^= 1
-        both = torch.cat([_joined(sample), _joined(altered)])
-        found = torch.zeros_like(both, dtype=torch.bool)
-        for columns in there:
-            if columns[0].dtype == sample.dtype:
-                found |= is_among(both, columns)
-        found &= (sample != 0).all(0).repeat(2)
-        moved, by_chance = found.float().view(2, -1).mean(1).tolist()
-        if moved - by_chance > MOVED_SHARE:
-            return True
-    return False
-
-
-def is_among(sample: torch.Tensor, columns: Sequence[torch.Tensor]) -> torch.Tensor:
-    """`torch.isin` of a small sample in any number of words: without sorting these, and beyond 2^31 of them.
-
-    The words of several columns are joined, as the sample's elements are.
-    """
-    ordered: torch.Tensor = torch.unique(sample)
-    hit = torch.zeros_like(ordered, dtype=torch.bool)
-    for parts in zip(*(torch.split(column, PART) for column in columns), strict=True):
-        words = _joined(parts)
-        places = torch.searchsorted(ordered, words).clamp_(max=len(ordered) - 1)
-        hit[places[ordered[places] == words]] = True
-    return hit[torch.searchsorted(ordered, sample)]
-
-
-def _joined(columns: Sequence[torch.Tensor] | torch.Tensor) -> torch.Tensor:
-    """Combine each place's words of several columns into one of 64 bits; those of one column stay."""
-    joined = columns[0]
-    for column in columns[1:]:
-        joined = joined.long() * MULTIPLIER + column
-    return joined
-
-
-def _words_of(raw: RawTensor) -> torch.Tensor:
-    tensor = raw.tensor().reshape(-1)
-    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.view(sizes.get(tensor.element_size(), torch.int64))

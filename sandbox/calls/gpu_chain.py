@@ -1,4 +1,7 @@
-"""Chains of calls that a child issues ahead, with inputs that the judge hands over one by one; see `gpu_device`."""
+"""Chains of calls that a child issues ahead, with inputs that the judge hands over one by one; see `gpu_device`.
+
+Of results that only move inputs a chain tells less: `moves_data` finds them, see docs/decisions/gpu-clock.md.
+"""
 
 import math
 import statistics
@@ -13,7 +16,7 @@ from kernelwright.sandbox.calls.gpu_device import Flags, Handover
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.clocks import ClockSample
 from kernelwright.sandbox.jail.process import ChildLate
-from kernelwright.sandbox.tensors import MemoryReadError, Values, alone, described, with_changed
+from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, alone, described, with_changed
 from kernelwright_child import driver
 
 LEAST_PASSES, MOST_PASSES, SETTLED = 2, 8, 0.03
@@ -22,6 +25,12 @@ SPIN, MOST_SPIN_MS = 2.0, 20.0
 """Busy time of the device ahead of a call, as a multiple of the time to issue it."""
 LONGEST_S = 0.5
 """Time after which no further pass starts."""
+SAMPLED, MOVED_SHARE = 4096, 0.1
+"""Elements of a result that are looked up among the inputs, and how many of them may be there every time."""
+ROW_BYTES, MULTIPLIER = 16, 0x9E3779B97F4A7C15 - 2**64
+"""Of a row that is looked for anywhere; and what words are joined by, odd so that no bit is lost."""
+PART = 2**24
+"""Elements of an input that are looked through at a time: their places take 128 MiB."""
 
 
 class CannotIssueAhead(Exception):
@@ -193,3 +202,80 @@ def _numbers(answer: dict[str, Any] | None, key: str, count: int) -> list[float 
     said = (answer or {}).get(key)
     found = said if isinstance(said, list) and len(said) == count else [None] * count
     return [float(one) if isinstance(one, int | float) and math.isfinite(one) and one > 0 else None for one in found]
+
+
+def moves_data(inputs: Sequence[Values], outputs: Sequence[Values]) -> bool:
+    """Return whether a part of a result is made of inputs in other places, whatever the values.
+
+    Where the places are fixed, each word is that of one place of an input at every call. Copies whose places depend on
+    the values need the host, which can copy long rows alone: those are looked for anywhere, call by call.
+    """
+    by_input = zip(*(values.tensors for values in inputs), strict=True)
+    there = [[_words_of(raw) for raw in raws] for raws in by_input if len(raws[0].data)]
+    for raws in zip(*(output.tensors for output in outputs), strict=True):
+        words = [_words_of(raw) for raw in raws]
+        sources = [columns for columns in there if columns[0].dtype == words[0].dtype]
+        row = ROW_BYTES // words[0].element_size()
+        rows = [(_rows(one, row), [_rows(calls[at], row) for calls in sources]) for at, one in enumerate(words)]
+        if _are_found([(words, sources)]) or _are_found(rows):
+            return True
+    return False
+
+
+Columns = Sequence[torch.Tensor]
+
+
+def _are_found(tables: Sequence[tuple[Columns, Sequence[Columns]]]) -> bool:
+    """Return whether sampled words of some columns are together in one of the sources, in each table.
+
+    Large inputs of 16 bits hold so many words that chance finds any: those with a bit changed must not be. Zeros are no
+    witness.
+    """
+    first = tables[0][0][0]
+    if not first.numel():
+        return False
+    places = torch.randint(first.numel(), (SAMPLED,), device=first.device)
+    found = torch.ones(2, SAMPLED, dtype=torch.bool, device=first.device)
+    for columns, sources in tables:
+        sample = torch.stack([column[places] for column in columns])
+        both = torch.cat([_joined(sample), _joined([*sample[:-1], sample[-1] ^ 1])])
+        among = [is_among(both, source).view(2, -1) for source in sources]
+        found &= torch.stack([torch.zeros_like(found), *among]).any(0) & (sample != 0).all(0)
+        as_they_are, changed = found.float().mean(1).tolist()
+        if as_they_are - changed <= MOVED_SHARE:
+            return False
+    return True
+
+
+def _rows(words: torch.Tensor, row: int) -> Columns:
+    """Return as columns all rows of so many words: their first words, their second ones, and so on."""
+    count = max(0, words.numel() - row + 1)
+    return [words[at : at + count] for at in range(row)]
+
+
+def is_among(sample: torch.Tensor, columns: Columns) -> torch.Tensor:
+    """`torch.isin` of a small sample in any number of words: without sorting these, and beyond 2^31 of them.
+
+    The words of several columns are joined, as the sample's elements are.
+    """
+    ordered: torch.Tensor = torch.unique(sample)
+    hit = torch.zeros_like(ordered, dtype=torch.bool)
+    for parts in zip(*(torch.split(column, PART) for column in columns), strict=True):
+        words = _joined(parts)
+        places = torch.searchsorted(ordered, words).clamp_(max=len(ordered) - 1)
+        hit[places[ordered[places] == words]] = True
+    return hit[torch.searchsorted(ordered, sample)]
+
+
+def _joined(columns: Columns | torch.Tensor) -> torch.Tensor:
+    """Combine each place's words of several columns into one of 64 bits; those of one column stay."""
+    joined = columns[0]
+    for column in columns[1:]:
+        joined = joined.long() * MULTIPLIER + column
+    return joined
+
+
+def _words_of(raw: RawTensor) -> torch.Tensor:
+    tensor = raw.tensor().reshape(-1)
+    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(sizes.get(tensor.element_size(), torch.int64))

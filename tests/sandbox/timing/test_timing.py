@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from kernelwright.sandbox import gpu_timing
-from kernelwright.sandbox.gpu_timing import is_among, moves_data
+from kernelwright.sandbox.calls import gpu_chain
+from kernelwright.sandbox.calls.gpu_chain import is_among, moves_data
 from kernelwright.sandbox.judge.judging import Judge, judge
 from kernelwright.sandbox.timing.paired import is_clearly_slower
 from kernelwright.sandbox.verdict.settings import JudgeSettings
@@ -192,6 +192,8 @@ PROGRAMS = {
     "rolled": (lambda x: [x.roll(3, 0)], True),
     "every other row": (lambda x: [x[::2].contiguous()], True),
     "transposed": (lambda x: [x.T.contiguous()], True),
+    "rows in an order that the values give": (lambda x: [x[x[:, 0].argsort()]], True),
+    "each column sorted": (lambda x: [x.sort(0).values], False),
     "a moved result beside a computed one": (lambda x: [x.exp(), x.flip(0)], True),
     "a result that is moved in half": (lambda x: [torch.cat([x.exp(), x])], True),
     "padded with zeros": (lambda x: [torch.nn.functional.pad(x, (0, 4))], True),
@@ -223,14 +225,14 @@ def test_inputs_that_hold_every_word_of_16_bits_are_not_the_source_of_all_result
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
 def test_a_sample_is_looked_up_part_by_part(monkeypatch, dtype):
-    monkeypatch.setattr(gpu_timing, "PART", 100)
+    monkeypatch.setattr(gpu_chain, "PART", 100)
     sample, words = torch.randint(200, (50,)).to(dtype), torch.randint(90, (1001,)).to(dtype)
     assert torch.equal(is_among(sample, [words]), torch.isin(sample, words))
     assert not is_among(sample, [words[:0]]).any()
 
 
 def test_words_of_several_calls_are_looked_up_together(monkeypatch):
-    monkeypatch.setattr(gpu_timing, "PART", 100)
+    monkeypatch.setattr(gpu_chain, "PART", 100)
     first, second = torch.arange(1001, dtype=torch.int16), torch.arange(1001, dtype=torch.int16) * 7
-    together = gpu_timing._joined([first, second])
+    together = first.long() * gpu_chain.MULTIPLIER + second
     assert is_among(together, [first, second]).all() and not is_among(together + 1, [first, second]).any()
