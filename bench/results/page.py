@@ -26,9 +26,10 @@ Answers of a language model to the prompts as they are rendered, for problems of
 as any kernel is. Which problems was fixed by a rule before any answer was asked for: {rule}. Answers are by {model};
 judged on {device}.
 
-Each question was a conversation of its own, without tools. The answering side saw one task file: role, contract, how
-CUDA is built, an example for another problem, reference, form of the reply, hardware and limits, advice by pattern,
-snippets, and the step asked for. It saw no judge, no device, and of other answers only the one to repair or improve.
+Each question was a conversation of its own, with no tools but to read its task and write its answer. The answering
+side saw one task file: role, contract, how CUDA is built, an example for another problem, reference, form of the
+reply, hardware and limits, advice by pattern, snippets, and the step asked for. It saw no judge, no device, and of
+other answers the one to repair or improve, and a line on each earlier one.
 A [full prompt](results-prompt.txt), for a problem of our own catalog, shows all sections. Temperature and length were
 the model's own defaults. {remark}
 
