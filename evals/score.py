@@ -116,6 +116,12 @@ def problem_paths(folder: Path) -> Iterator[Path]:
             yield path
 
 
+def files_in(folder: Path, *endings: str) -> list[Path]:
+    """Return the files below with these endings, without hidden ones and caches, in order."""
+    found = [path for path in folder.rglob("*") if path.suffix in endings]
+    return sorted(p for p in found if not any(part.startswith((".", "__py")) for part in p.relative_to(folder).parts))
+
+
 def collect_candidates(folder: Path, names: Mapping[str, object]) -> tuple[list[CandidateFile], list[str]]:
     """Collect the candidate files under a folder by name, and those that belong to none of the problems.
 
@@ -132,10 +138,8 @@ def collect_candidates(folder: Path, names: Mapping[str, object]) -> tuple[list[
     by_number = {(match[1], match[2]): name for match, name in numbers if match}
     found: list[CandidateFile] = []
     strangers: list[str] = []
-    for path in sorted(folder.rglob("*.py")):
+    for path in files_in(folder, ".py"):
         place = PurePosixPath(path.relative_to(folder).as_posix())
-        if any(part.startswith((".", "__pycache__")) for part in place.parts):
-            continue
         match = BENCH_FILE.search(place.stem)
         problem = by_number.get((match[1], match[2])) if match else _problem_of(place, by_stem)
         if problem is None:

@@ -131,6 +131,8 @@ def shard_of(text: str | None) -> "Shard | None":
 
 def _note_left_out(folder: Path, files: "list[CandidateFile]", strangers: list[str], broken: Mapping[str, str]) -> None:
     """Name files that belong to no problem, and unreadable problems that have no candidate whose line says so."""
+    from kernelwright.evals.score import files_in
+
     rule = "put each in a folder named like its problem, or name it PROBLEM__anything.py"
     if not files:
         what = f"none of the {len(strangers)} .py files in {folder} names a problem" if strangers else "there is no .py"
@@ -138,7 +140,7 @@ def _note_left_out(folder: Path, files: "list[CandidateFile]", strangers: list[s
     if strangers:
         shown = ", ".join(strangers[:3]) + (", ..." if len(strangers) > 3 else "")
         note(f"{len(strangers)} files belong to no problem ({shown}); {rule}")
-    if replies := sum(path.suffix in (".md", ".txt") for path in folder.rglob("*")):
+    if replies := len(files_in(folder, ".md", ".txt")):
         note(f"{replies} .md and .txt files are not judged; take candidates out of replies by `kernelwright extract`")
     named = {file.problem for file in files}
     unread = [f"{name}: {why}" for name, why in broken.items() if name not in named]

@@ -24,6 +24,7 @@ def folders(tmp_path):
         "candidates/3_crashes/a.py": RIGHT,
         "candidates/stranger.py": RIGHT,
         "candidates/1_cumsum/reply.md": RIGHT,
+        "candidates/.git/reply.md": RIGHT,
     }
     for place, text in texts.items():
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
