@@ -118,8 +118,8 @@ def problem_paths(folder: Path) -> Iterator[Path]:
 
 def files_in(folder: Path, *endings: str) -> list[Path]:
     """Return the files below with these endings, without hidden ones and caches, in order."""
-    found = [path for path in folder.rglob("*") if path.suffix in endings]
-    return sorted(p for p in found if not any(part.startswith((".", "__py")) for part in p.relative_to(folder).parts))
+    found = {path: path.relative_to(folder).parts for path in folder.rglob("*") if path.suffix in endings}
+    return sorted(p for p, parts in found.items() if not any(one.startswith((".", "__pycache__")) for one in parts))
 
 
 def collect_candidates(folder: Path, names: Mapping[str, object]) -> tuple[list[CandidateFile], list[str]]:

@@ -12,17 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from bench.results.records import is_outdated
+from kernelwright.agent.log.events import JudgedAttempt
 from kernelwright.agent.log.store import Journal, RunLog
 from kernelwright.agent.providers import AnswerPending
 from kernelwright.agent.providers.files import TASKS, FilesProvider
 from kernelwright.agent.replay import recorded_decider
 from kernelwright.agent.strategies import Stop
-from kernelwright.sandbox.verdict.verdicts import Verdict
-
-VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 
 def without_open(rows: Sequence[Sequence[Any]], answers: Collection[str]) -> list[Sequence[Any]]:
@@ -49,8 +45,8 @@ def _without_outdated(rows: Sequence[Sequence[Any]], answers: Collection[str]) -
     cut = {}
     for problem, found in judged.items():
         later = [row for row in rows if row[3] == problem and row[0] > found[0] and row[2] != "resumed"]
-        verdict = VERDICT.validate_python(json.loads(found[5])["verdict"])
-        if is_outdated(verdict) and all(_is_open(row, answers) for row in later):
+        is_last = all(_is_open(row, answers) for row in later)
+        if is_last and is_outdated(JudgedAttempt.model_validate_json(found[5]).verdict):
             cut[problem] = found[0]
     return [row for row in rows if row[0] < cut.get(row[3], row[0] + 1)]
 

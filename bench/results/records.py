@@ -333,7 +333,7 @@ def judgings_in(folder: Path) -> list[Judgement]:
 
 
 def rejudged(one: Searched, again: Sequence[Judgement]) -> tuple[Searched, list[Judgement]]:
-    """Return the record with the first later verdict wherever its own is not in full by the present clock.
+    """Return the record with the first later verdict wherever its own is outdated or not in full.
 
     What is the best follows from these. Beside it all further judgings of the best, in the order of their times. An
     outdated one counts only where there is no other.

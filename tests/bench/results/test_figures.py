@@ -89,6 +89,13 @@ def second_judging(row, verdict):
     )  # fmt: skip
 
 
+def judged_later(one, answered, verdict, day):
+    return Judgement(
+        problem=one.problem, problem_digest=one.facts.digest, candidate="", conditions=CONDITIONS,
+        candidate_digest=answered.digest, time=datetime(2026, 2, day, tzinfo=UTC), verdict=verdict,
+    )  # fmt: skip
+
+
 def test_what_an_older_clock_timed_is_judged_again_before_the_best_is_chosen(tmp_path):
     with RunLog.create(tmp_path / "run", [made("level1/5")], setting()) as log:
         writer = Writer(log, made("level1/5").name, random.Random(0))
@@ -101,11 +108,7 @@ def test_what_an_older_clock_timed_is_judged_again_before_the_best_is_chosen(tmp
     assert one.best == first and waiting(one, ()) == [first]
 
     def later(answered, speedup, day):
-        return Judgement(
-            problem=one.problem, problem_digest=one.facts.digest, candidate="", conditions=CONDITIONS,
-            candidate_digest=answered.digest, time=datetime(2026, 2, day, tzinfo=UTC),
-            verdict=doubted(speedup, "confirmed"),
-        )  # fmt: skip
+        return judged_later(one, answered, doubted(speedup, "confirmed"), day)
 
     again = [later(first, 1.5, 3)]
     now, further = rejudged(one, again)
@@ -144,21 +147,16 @@ def test_a_doubt_of_a_judge_that_took_chance_for_moved_inputs_does_not_last(tmp_
     (one,) = searched(tmp_path / "run")
     first, second = one.attempts
     assert one.best == first and waiting(one, ()) == [second]
-    again = [
-        Judgement(
-            problem=one.problem, problem_digest=one.facts.digest, candidate="", conditions=CONDITIONS,
-            candidate_digest=second.digest, time=datetime(2026, 2, day, tzinfo=UTC), verdict=verdict,
-        )
-        for day, verdict in ((1, by_judge("6")), (2, by_judge("7", moved=False)))
-    ]  # fmt: skip
+    verdicts = by_judge("6"), by_judge("7", moved=False)
+    again = [judged_later(one, second, verdict, day) for day, verdict in enumerate(verdicts, 1)]
     assert waiting(one, again[:1]) == [second], "nor does its second judging"
     now, further = rejudged(one, again)
     assert now.best.digest == second.digest and not further
 
 
-def test_an_answer_with_an_outdated_verdict_is_judged_again_unless_something_followed(tmp_path):
+def test_an_answer_with_an_outdated_verdict_is_judged_again_unless_something_followed():
     def event(seq, kind, attempt, **body):
-        return [seq, "", kind, "p", attempt, json.dumps(body)]
+        return [seq, "", kind, "p", attempt, json.dumps({"problem": "p", "attempt": attempt} | body)]
 
     asked = {"ask": {"parent": 1}, "request_digest": "ab" * 32}
     verdict = {"verdict": by_judge("6").model_dump(mode="json")}
