@@ -390,18 +390,16 @@ class Tree(Improving):
         best: dict[int, Attempt] = {}
         for attempt in view.ranked:
             best.setdefault(roots[attempt.number], attempt)
-        visits = {root: max(1, _charged(view, roots, root)) for root in best}
+        visits = {}
+        for design in best:
+            failures = [attempt.failed for attempt in view.attempts if roots[attempt.number] == design]
+            visits[design] = max(1, len(failures) - min(sum(failures), FREE_FAILURES))
         for _ in range(slots):
             total = sum(visits.values())
             root = max(best, key=lambda at: _bound(best[at], visits[at], total))
             visits[root] += 1
             parents.append(best[root])
         return parents
-
-
-def _charged(view: View, roots: dict[int, int], root: int) -> int:
-    members = [attempt for attempt in view.attempts if roots[attempt.number] == root]
-    return len(members) - min(sum(attempt.failed for attempt in members), FREE_FAILURES)
 
 
 def _bound(attempt: Attempt, visits: int, total: int) -> float:

@@ -108,11 +108,9 @@ def collect_problems(where: str, size: str | None = None, dtype: str | None = No
 
 
 def problem_paths(folder: Path) -> Iterator[Path]:
-    manifests = {path.parent for path in folder.rglob("problem.toml")}
-    for path in sorted({*manifests, *folder.rglob("*.py")}):
-        inside = any(parent in manifests for parent in path.parents)
-        hidden = any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
-        if not inside and not hidden:
+    manifests = {path.parent for path in files_in(folder, ".toml") if path.name == "problem.toml"}
+    for path in sorted({*manifests, *files_in(folder, ".py")}):
+        if not (path.name.startswith("__") or any(parent in manifests for parent in path.parents)):
             yield path
 
 

@@ -129,12 +129,12 @@ class JudgingOptions(NamedTuple):
         ),
     ] = False
     profile: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--profile",
-            help="Look closer at correct candidates, for the next prompt: ncu's counters on a GPU, else machine code.",
+            help="Look closer at correct candidates, for the next prompt: ncu's counters on a GPU, else machine code. "
+            "Default: only in a run on a GPU whose counters can be read.",
         ),
-    ] = False
+    ] = None
     wait_quiet: Annotated[
         bool, typer.Option("--wait-quiet", help="Before timing, wait until no other program loads the cores.")
     ] = False
@@ -188,7 +188,7 @@ class JudgingOptions(NamedTuple):
                 "or judge candidates that run there, such as cuda or triton"
             )
         if local:
-            require_closer_look(self.sanitize, self.profile, gpu)
+            require_closer_look(self.sanitize, bool(self.profile), gpu)
 
 
 RANKING, SEARCHING = JudgingOptions(), JudgingOptions(effort="search")

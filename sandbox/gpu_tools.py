@@ -24,7 +24,7 @@ from kernelwright.sandbox.calls.sessions import BAD_RUNS, Session
 from kernelwright.sandbox.jail.process import ChildLate
 from kernelwright.sandbox.judge.stages import Built
 from kernelwright.sandbox.logs import one_line
-from kernelwright.sandbox.machine import PROFILE, SANITIZE, require_closer_look, tool_of, tool_path
+from kernelwright.sandbox.machine import CUDA_TOOLS, PROFILE, SANITIZE, require_closer_look, tool_of, tool_path
 from kernelwright.sandbox.tensors import RawTensor, Values
 from kernelwright.sandbox.verdict.diagnoses import COUNTERS, LONGEST_NAME, base_name
 from kernelwright.sandbox.verdict.errors import MachineError, StageFailed
@@ -281,6 +281,12 @@ def counter_obstacle(path: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it does not run ({type(error).__name__})"
     return "" if read_counters(done.stdout) else ncu_failure(done.stdout + done.stderr)
+
+
+def profiled_where_possible(settings: JudgeSettings) -> JudgeSettings:
+    """Add `profile` on a GPU whose counters can be read, which takes some seconds to try."""
+    path = tool_path(CUDA_TOOLS[PROFILE]) if settings.gpu and settings.effort != "screen" else None
+    return settings.model_copy(update={"profile": True}) if path and not counter_obstacle(path) else settings
 
 
 TOOL_S, DISASSEMBLING_S = 300.0, 30.0

@@ -145,6 +145,10 @@ def run(
     asked.check_tools(judging.gpu, local=choice.is_here)
     if choice.is_here:
         options.check_threads(asked.threads, None if judging.gpu else where.devices)
+        if asked.profile is None and answers.kind not in ("recorded", "simulated"):
+            from kernelwright.sandbox.gpu_tools import profiled_where_possible
+
+            judging = profiled_where_possible(judging)
     plan = RunConfig(
         judging=judging,
         executor=choice,

@@ -7,17 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter
-
 from kernelwright.agent.log.view import fold
 from kernelwright.evals.verdict_store import DATABASE, is_score, log_of, rows_of, run_summary
 from kernelwright.sandbox.verdict.report import report
-from kernelwright.sandbox.verdict.verdicts import Verdict
+from kernelwright.sandbox.verdict.verdicts import VERDICT, Verdict
 from kernelwright.terminal import UserMistake, read_text
 
 FORMS = "use a file of `judge --json`, RUN:PROBLEM/3, the --out of a score, or such records as .jsonl or .jsonl.gz"
 SHORT = {"low": "speedup_low", "high": "speedup_high", "counted": "against"}
-VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 
 class Stored(NamedTuple):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record
@@ -28,7 +28,7 @@ from kernelwright.sandbox.verdict.settings import (
     JudgingEffort,
     WeightsPolicy,
 )
-from kernelwright.sandbox.verdict.verdicts import Verdict
+from kernelwright.sandbox.verdict.verdicts import VERDICT
 
 SERVICE_S_OWN = frozenset({"device", "cores"})
 """Settings that a job gives in another way, or that follow from the device."""
@@ -276,9 +276,6 @@ class ServiceClient:
         retry = found.headers.get("retry-after", "")
         retry_s = float(retry) if retry.isdigit() else 1.0
         return ServiceAnswer(found.status_code, retry_s, found.json() if is_json else {})
-
-
-VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 
 
 class RemoteExecutor:

@@ -122,7 +122,7 @@ class BaselineTimes:
             key = baseline_key(self._digest, device, versions, pairing.baseline)
             if len(pairing.baseline_ms) < QUICK and self._store.get(key) is not None:
                 continue
-            low, high = _interval(pairing)
+            low, high = ratio_interval(pairing.baseline_ms, (1.0,) * len(pairing.baseline_ms), pairing.workers)
             found = BaselineTime(
                 baseline=pairing.baseline,
                 device=device,
@@ -148,11 +148,6 @@ class BaselineTimes:
                 continue
             if key == baseline_key(self._digest, time.device, time.versions, time.baseline):
                 yield time
-
-
-def _interval(pairing: Pairing) -> tuple[float, float]:
-    ones = (1.0,) * len(pairing.baseline_ms)
-    return ratio_interval(pairing.baseline_ms, ones, pairing.workers)
 
 
 def in_words(times: list[BaselineTime]) -> list[str]:

@@ -452,7 +452,11 @@ def _found(of: str, facts: Call | Launch) -> Iterator[Diagnosis]:
 def launches(measured: Measurement, look: Look) -> list[Launch]:
     """Return its profiled launches; without counters, one for each kernel of torch's list, or else of ptxas's."""
     floor = measured.floor
-    counters = [(one.kernel, _by_name(one.values)) for one in look.counters if one.values]
+    counters = [
+        (one.kernel, {name: one.values[counter] for name, counter in COUNTERS.items() if counter in one.values})
+        for one in look.counters
+        if one.values
+    ]
     listed = [(one.name, {"time_ns": 1e6 * one.ms}) for one in look.kernels]
     rows: list[tuple[str, dict[str, float]]] = counters or listed or [(one.kernel, {}) for one in look.compiled]
     profiled_ns = sum(of.get("time_ns", 0.0) for _, of in rows)
@@ -470,10 +474,6 @@ def launches(measured: Measurement, look: Look) -> list[Launch]:
         )
         for name, of in rows
     ]
-
-
-def _by_name(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: values[counter] for name, counter in COUNTERS.items() if counter in values}
 
 
 def _plain(kernel: str) -> str:

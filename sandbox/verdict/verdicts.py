@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, TypeAdapter, model_serializer
 
 from kernelwright.problems.languages import LanguageName
 from kernelwright.problems.problem import Record
@@ -474,3 +474,4 @@ class Failed(Record):
 
 
 Verdict = Annotated[Passed | Failed, Field(discriminator="outcome")]
+VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)

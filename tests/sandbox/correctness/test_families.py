@@ -263,7 +263,7 @@ MARKED = {
     "with ties": "len(x.unique()) < 5",
     "with rows of zeros": "(x[0] == 0).all() and x.max() > 0.6 and len(x.unique()) > 9",
     "of mixed magnitude": "x[-1].max() > 200 and x[-1].min() > 50",
-    "with outliers": "50 < x.max() < 200 and x[0].max() < 2 and x[-2].max() < 200 and x.median() < 2 and x[-1, 0] > 50",
+    "with outliers": "50 < x.max() < 200 and x.median() < 2 and x[-1, 0] > 50",
     "with heavy ends": "x[-1].max() > 300 and x[-1].min() < 2",
     "with few large values": "x.max() > 40 and x[:, 0].max() < 2 and x[:, -1].max() < 2 and x.median() < 2",
 }
