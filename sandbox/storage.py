@@ -46,6 +46,8 @@ LIMIT_GIB = 2.0
 DEEPEST = 5
 """Most parts of an entry's name below the root of all caches."""
 FULL_BYTES = 16 * 2**20
+TRIMMED, TRIM_S = ".trimmed", 30.0
+"""A file whose date is that of the last trim, and the least time to the next after a new entry."""
 FORGOTTEN_S = 3600
 """An older unfinished entry was left by a process that died."""
 
@@ -130,7 +132,7 @@ class Cache:
                 folder.rename(final)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        self.trim(keep=final)
+        self.trim_at_times(keep=final)
 
     def use(self, name: str) -> Path | None:
         """Return the entry's folder and renew its date; None where it does not exist."""
@@ -158,6 +160,13 @@ class Cache:
 
     def size_bytes(self) -> int:
         return sum(map(_size, self.entries()))
+
+    def trim_at_times(self, keep: Path) -> None:
+        """Trim unless any process did so less than `TRIM_S` ago, since it reads the size of every entry."""
+        stamp = self.root / TRIMMED
+        if not 0 <= time.time() - _date(stamp) < TRIM_S:
+            stamp.touch()
+            self.trim(keep)
 
     def trim(self, keep: Path | None = None) -> None:
         """Remove the longest unused entries until the rest fits, and old unfinished ones."""
@@ -236,7 +245,7 @@ class FolderStore(Cache):
         except (OSError, _Unfit) as error:
             LOG.info("%s is not kept in %s: %s", folder, self.root, error)
             return False
-        all_entries().trim(keep=self.root / key)
+        all_entries().trim_at_times(keep=self.root / key)
         return self.use(key) is not None
 
     def restore(self, key: str, folder: Path) -> bool:

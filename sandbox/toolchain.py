@@ -48,6 +48,8 @@ PROGRAM = """#!/bin/sh
 exec {python} -I -S -c 'import sys; sys.path.insert(0, {root})
 from kernelwright_child.compiling import main; main(sys.argv[1:])' {kind} "$@"
 """
+WORKING: set[Path] = set()
+"""Folders of toolchains whose compiler wrapper this process has tried."""
 LAUNCHERS = "|".join(one.module for one in LANGUAGES.values() if one.needs_python_header)
 INCLUDES_PYTHON = re.compile(
     r"#\s*include\s*[<\"](?:torch/(?:extension|python)\.h|pybind11/|Python\.h)"
@@ -120,15 +122,17 @@ class Toolchain(NamedTuple):
         try:
             # A copy of the wrappers' module that builders can read in any jail.
             package = self.folder / "lib" / "kernelwright_child"
-            _put(package / "__init__.py", "", 0o644)
-            _put(package / "compiling.py", (CHILD_FOLDER / "compiling.py").read_text(), 0o644)
+            is_new = _put(package / "__init__.py", "", 0o644)
+            is_new |= _put(package / "compiling.py", (CHILD_FOLDER / "compiling.py").read_text(), 0o644)
             for kind, path in paths.items():
                 python = shlex.quote(sys.executable)
-                _put(path, PROGRAM.format(python=python, root=json.dumps(root), kind=kind), 0o755)
-            done = subprocess.run([paths["cxx"], "-dumpversion"], capture_output=True, timeout=20, check=False)
-        except (OSError, subprocess.TimeoutExpired):
+                is_new |= _put(path, PROGRAM.format(python=python, root=json.dumps(root), kind=kind), 0o755)
+            if is_new or self.folder not in WORKING:  # a trial takes longer than all else before a small build
+                subprocess.run([paths["cxx"], "-dumpversion"], capture_output=True, timeout=20, check=True)
+                WORKING.add(self.folder)
+        except (OSError, subprocess.SubprocessError):
             return None
-        return {kind: str(path) for kind, path in paths.items()} if done.returncode == 0 else None
+        return {kind: str(path) for kind, path in paths.items()}
 
 
 def python_header() -> Path:
@@ -212,10 +216,13 @@ def _version(compiler: str) -> str:
     return done.stdout
 
 
-def _put(path: Path, text: str, mode: int) -> None:
-    if not path.exists() or path.read_text() != text:
+def _put(path: Path, text: str, mode: int) -> bool:
+    """Write the text unless the file has it; return whether it was written."""
+    is_new = not path.exists() or path.read_text() != text
+    if is_new:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text, mode)
+    return is_new
 
 
 # The light header's missing parts, made during a build and completed in any case.

@@ -450,8 +450,8 @@ class Child:
         pids = [int(getattr(first, "pid", -1)) for first in (self._root, self._starter)]
         return [pid for pid in pids if pid > 0]
 
-    def _how_it_ended(self) -> str:
-        if not self.ending and _readable(self._status, 1):
+    def _how_it_ended(self, timeout_s: float = 1) -> str:
+        if not self.ending and _readable(self._status, timeout_s):
             self.ending = os.read(self._status, 64).decode()
         kind, _, what = self.ending.partition(" ")
         if kind == "signal":
@@ -464,12 +464,12 @@ class Child:
 
     @property
     def ran_out_of_memory(self) -> bool:
-        """True if it ended for lack of memory.
+        """True if it, or a process of it, ended for lack of memory. Does not wait for a child that goes on.
 
         A machine without memory sends SIGKILL, which a candidate may send to itself.
         """
         if self._lifeline >= 0:
-            self._how_it_ended()
+            self._how_it_ended(0)
         killed = self._wanted[0] == "reference" and self.ending == f"signal {signal.SIGKILL:d}"
         return killed or self.ending == "limit memory" or self._jail.ran_out_of_memory()
 

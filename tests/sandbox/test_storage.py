@@ -89,7 +89,10 @@ def test_a_used_entry_outlives_one_that_was_not(tmp_path):
     os.utime(tmp_path / "old", (5, 5))
     cache.use("used")
     fill(cache, "new", 100_000)
-    assert {path.name for path in cache.entries()} == {"used", "new"}
+    assert {path.name for path in cache.entries()} == {"old", "used", "new"}  # trimmed a moment ago
+    os.utime(tmp_path / ".trimmed", (0, 0))
+    fill(cache, "newer", 1)
+    assert {path.name for path in cache.entries()} == {"used", "new", "newer"}
 
 
 def test_a_cache_that_is_not_there_yet_can_be_written_where_its_folder_could_be_made(tmp_path):
@@ -144,6 +147,7 @@ def test_all_that_is_kept_has_one_limit_and_the_longest_unused_goes_first_whatev
         os.utime(tmp_path / "cache" / ("one", "other")[number] / key, (number, number))
     assert len(all_entries().entries()) == 2
     assert other.keep("c", tmp_path / "made")
+    all_entries().trim()
     assert (len(one), len(other)) == (0, 2)
 
 

@@ -249,4 +249,5 @@ def test_the_longest_unused_goes_where_there_is_no_room(products, tmp_path, monk
     store = CompiledStore(limit_bytes=2**17)
     for key in ("a", "b", "c"):
         store.keep(key, products)
+    store.trim()
     assert len(store) == 1
