@@ -184,7 +184,11 @@ def worst(got: torch.Tensor, want: torch.Tensor) -> tuple[int, ...]:
         if float(value) > most:
             most, place = float(value), before + int(index)
         before += errors.numel()
-    return tuple(int(axis) for axis in torch.unravel_index(torch.tensor(place), want.shape))
+    index: tuple[int, ...] = ()  # `torch.unravel_index` imports sympy, which takes half a second
+    for size in reversed(want.shape):
+        place, at = divmod(place, size)
+        index = (at, *index)
+    return index
 
 
 def all_within(got: torch.Tensor, near: torch.Tensor, share: float) -> bool:

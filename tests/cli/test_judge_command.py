@@ -1,11 +1,13 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 
 import pytest
 
+from kernelwright.problems import load_problem
 from kernelwright.sandbox.verdict.judge_version import JUDGE_VERSION
 from tests.contract import recorded
 from tests.support.commands import run_with
@@ -188,7 +190,9 @@ class ModelNew(nn.Module):
 def test_the_mistakes_of_real_answers_fail_at_their_stage(kernelwright, tmp_path, stage):
     _, source, words = MISTAKEN_CONVOLUTIONS[stage]
     (tmp_path / "candidate.py").write_text(source)
-    done = kernelwright("judge", "conv_transpose2d_strided_dilated", "candidate.py", "--json")
+    large = load_problem("conv_transpose2d_strided_dilated").source
+    (tmp_path / "convolution.py").write_text(re.sub(r"^(HEIGHT|WIDTH) = \d+", r"\1 = 6", large, flags=re.M))
+    done = kernelwright("judge", "convolution.py", "candidate.py", "--json")
     found = json.loads(done.stdout)
     assert (done.returncode, found["stage"]) == (1, stage), found["reason"]
     assert words in found["reason"]

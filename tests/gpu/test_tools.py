@@ -158,7 +158,8 @@ def test_another_complaint_of_ncu_is_told_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("prints", "effort", "is_profiled"), [(COUNTERS, "search", True), ("", "search", False), (COUNTERS, "screen", False)]
+    ("prints", "effort", "is_profiled"),
+    [(COUNTERS, "search", True), ("", "search", False), (COUNTERS, "screen", False)],
 )
 def test_a_run_profiles_where_ncu_reads_counters(monkeypatch, tmp_path, prints, effort, is_profiled):
     (tmp_path / "ncu").write_text(f"#!/bin/sh\ncat <<'END'\n{prints}\nEND\n")
