@@ -270,7 +270,8 @@ def sweep(place: str | None = None, idle_s: float = IDLE_S) -> list[Path]:
     with contextlib.suppress(OSError):
         ours = _own_folders(Path(place or tempfile.gettempdir()).resolve())
         found = [path for path in ours if _idle_s(path) > idle_s]
-        mounts = _mounts() if found else ()
+        table = os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines() if found else []
+        mounts = [re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[4]) for line in table]
         free = [path for path in found if not any(Path(mount).is_relative_to(path) for mount in mounts)]
         return [path for path in free if _removed(path)]
     return []
@@ -294,11 +295,6 @@ def _idle_s(path: Path) -> float:
         return time.time() - max(path.stat().st_mtime, *changed, 0.0)
     except OSError:
         return 0.0
-
-
-def _mounts() -> tuple[str, ...]:
-    lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    return tuple(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[4]) for line in lines)
 
 
 def _removed(path: Path) -> bool:

@@ -88,7 +88,8 @@ def checked_problem(problem: object, what: str = "the problem") -> Problem | str
 
 def checked_source(source: object, what: str = "the source") -> GivenSource:
     """A candidate or its text. Raises `ValueError`, also for a path, and for text that is a file's name instead."""
-    if isinstance(source, os.PathLike) or (isinstance(source, str) and _names_a_file(source)):
+    is_file = isinstance(source, str) and is_file_name(source) and os.path.isfile(source)  # noqa: PTH113
+    if is_file or isinstance(source, os.PathLike):
         raise ValueError(f"{what} is {shown(source)}, the path of a file; give the text that is in it")
     if not isinstance(source, str | Candidate):
         raise ValueError(f"{what} is {shown(source)}; give the text of a candidate, or a Candidate")
@@ -98,10 +99,6 @@ def checked_source(source: object, what: str = "the source") -> GivenSource:
 def is_file_name(source: str) -> bool:
     """Return whether this is the name of a Python file, there or not, and no candidate's text."""
     return source.endswith(".py") and "\n" not in source and bool(refuse(source))
-
-
-def _names_a_file(source: str) -> bool:
-    return is_file_name(source) and os.path.isfile(source)  # noqa: PTH113 - False for what no path can be
 
 
 def problem_of(given: GivenProblem) -> Problem:

@@ -184,11 +184,8 @@ def worst(got: torch.Tensor, want: torch.Tensor) -> tuple[int, ...]:
         if float(value) > most:
             most, place = float(value), before + int(index)
         before += errors.numel()
-    index: tuple[int, ...] = ()  # `torch.unravel_index` imports sympy, which takes half a second
-    for size in reversed(want.shape):
-        place, at = divmod(place, size)
-        index = (at, *index)
-    return index
+    steps = torch.empty(want.shape, device="meta").stride()  # `torch.unravel_index` imports sympy: half a second
+    return tuple(place // step % size for step, size in zip(steps, want.shape, strict=True))
 
 
 def all_within(got: torch.Tensor, near: torch.Tensor, share: float) -> bool:

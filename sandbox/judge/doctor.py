@@ -305,7 +305,8 @@ def _child() -> Iterator[HealthCheck]:
                     address = int(maps.readline().partition("-")[0], 16)
                 read_bytes(child.pid, address, 16)
                 layers = child.layers
-                status = process_status(child.pid)
+                lines = Path(f"/proc/{child.pid}/status").read_text().splitlines()
+                status = {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
             finally:
                 child.close()
         finally:
@@ -328,11 +329,6 @@ def _child() -> Iterator[HealthCheck]:
     refused = f"refused for want of: {', '.join(lacking)}" if lacking else ""
     remedy = REMEDIES.get(lacking[0], "") if lacking else ""
     yield _check("--jail strict", "every layer that it insists on is there", refused, remedy)
-
-
-def process_status(pid: int) -> dict[str, str]:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def _further() -> str:
