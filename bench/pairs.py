@@ -221,13 +221,15 @@ def gains(tree: Path, folder: Path = RESULTS) -> Report:
     Where both are the same nothing is judged, and the row's ratio is 1.
     """
     rows = Kept("gains.jsonl")
-    known = {row["digest"] for row in rows.rows()}
+    known = {(row["pair"], row["digest"]) for row in rows.rows()}
     for one in of_this_part(_records(folder)):
         first = next((found for found in one.attempts if found.attempt.measurement), None)
         room = room_of(first.attempt.measurement, SPARED) if first else None
-        if not (one.best and first and room and room >= ROOM) or one.best.digest in known or not is_in_time():
+        if not (one.best and first and room and room >= ROOM):
             continue
         pair = Pair(one.address, one.dtype, one.best.digest)
+        if (pair.name, pair.digest) in known or not is_in_time():
+            continue
         if first.digest == pair.digest:
             rows.add({"pair": pair.name, "problem": pair.address, "kind": BEST, "digest": pair.digest, "ratio": 1.0})
             continue
