@@ -106,16 +106,8 @@ def test_a_machine_without_a_compiler_is_told_how_to_get_one(kernelwright, files
     assert "apt-get install g++" in done.stderr
 
 
-def test_no_space_for_a_work_folder_is_told_with_its_remedy(kernelwright, files):
-    done = kernelwright("judge", "problem.py", "right.py", *QUICK, TMPDIR="/proc/self/fdinfo")
-    assert done.returncode in (0, 3)
-    if done.returncode == 3:
-        assert "set TMPDIR" in done.stderr and done.stderr.count("\n") == 1
-
-
 MISTAKEN_CONVOLUTIONS = {
     "check": (
-        "the divisibility test is missing",
         """
 import ctypes, torch, torch.nn as nn
 from torch.utils.cpp_extension import load_inline
@@ -153,7 +145,6 @@ class ModelNew(nn.Module):
         "the output is wrong",
     ),
     "run": (
-        "None where the binding wants a tensor",
         """
 import torch, torch.nn as nn
 from torch.utils.cpp_extension import load_inline
@@ -169,7 +160,6 @@ class ModelNew(nn.Module):
         "incompatible function arguments",
     ),
     "build": (
-        "a function that is not declared",
         """
 import torch, torch.nn as nn
 from torch.utils.cpp_extension import load_inline
@@ -188,7 +178,7 @@ class ModelNew(nn.Module):
     [pytest.param(stage, marks=pytest.mark.long) if stage == "run" else stage for stage in MISTAKEN_CONVOLUTIONS],
 )
 def test_the_mistakes_of_real_answers_fail_at_their_stage(kernelwright, tmp_path, stage):
-    _, source, words = MISTAKEN_CONVOLUTIONS[stage]
+    source, words = MISTAKEN_CONVOLUTIONS[stage]
     (tmp_path / "candidate.py").write_text(source)
     large = load_problem("conv_transpose2d_strided_dilated").source
     (tmp_path / "convolution.py").write_text(re.sub(r"^(HEIGHT|WIDTH) = \d+", r"\1 = 6", large, flags=re.M))
