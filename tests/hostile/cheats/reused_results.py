@@ -127,7 +127,8 @@ return y
 REUSED_RESULTS = [
     Cheat("the lent memory mapped anew, of which only what is written to is copied", (34,), "scattered", "run",
           "lies in the memory of an input", PRIVATE_MAPPING, LENT_MAPPING, stopped_by="overwriting"),
-    Cheat("the same after an honest first call", (34, 53), "scattered", "check", "has NaN",
+    # Its mapping is looked for after one call of four, drawn anew; its NaN shows in the first result that is compared.
+    Cheat("the same after an honest first call", (34, 53), "scattered", "check|run|time", "has NaN|mapped shared",
           "self.calls += 1\nif self.calls == 1: return self.right(x, rows)\n" + PRIVATE_MAPPING.strip(), LENT_MAPPING),
     Cheat("right twice, then the last result", (15, 39), "weighted", "check", OFF,
           """
