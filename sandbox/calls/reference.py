@@ -456,7 +456,7 @@ class ReferenceSession:
                 raise UnsupportedProblem(f"the problem {name} cannot be judged: {error}") from None
             raise BrokenProblem(f"the reference of {name} does not run{how}: {error}; {remedy}") from None
         except (ChildGone, MemoryReadError, Misbehaved) as error:
-            if self._session.ran_out_of_memory:
+            if self._session.ran_out_of_memory():
                 raise UnsupportedHere(self._lacking(how)) from None
             raise BrokenProblem(f"the reference of {name} does not run{how}: {error}; {remedy}") from None
 

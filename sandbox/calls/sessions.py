@@ -434,10 +434,9 @@ class Session:
     def _watches(self, defence: Defence) -> bool:
         return defence not in self._settings.without
 
-    @property
-    def ran_out_of_memory(self) -> bool:
-        """True if a memory limit has ended the child or its compiler; read it before `close`."""
-        return self._child.ran_out_of_memory
+    def ran_out_of_memory(self, timeout_s: float = 1) -> bool:
+        """True if a memory limit has ended the child or its compiler. 0 s: the child goes on. Call before `close`."""
+        return self._child.ran_out_of_memory(timeout_s)
 
     @property
     def layers(self) -> tuple[str, ...]:

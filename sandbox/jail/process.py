@@ -462,14 +462,13 @@ class Child:
             return " (it filled the disk)" if what == "disk" else f" (its {what} grew above the limit)"
         return f" (exit code {what})" if kind == "exit" else ""
 
-    @property
-    def ran_out_of_memory(self) -> bool:
-        """True if it, or a process of it, ended for lack of memory. Does not wait for a child that goes on.
+    def ran_out_of_memory(self, timeout_s: float = 1) -> bool:
+        """True if it, or a process of it, ended for lack of memory. For a child that goes on, there is no end to await.
 
         A machine without memory sends SIGKILL, which a candidate may send to itself.
         """
         if self._lifeline >= 0:
-            self._how_it_ended(0)
+            self._how_it_ended(timeout_s)
         killed = self._wanted[0] == "reference" and self.ending == f"signal {signal.SIGKILL:d}"
         return killed or self.ending == "limit memory" or self._jail.ran_out_of_memory()
 

@@ -323,7 +323,7 @@ def built_by(built: Built, tools: Toolchain | None) -> Iterator[tuple[Session, I
         with header_made(built, tools) as limit.is_made_for_it, built.stage("build"):
             with Session("builder", built.folder, settings) as session:
                 yield session, limit
-                starved = session.ran_out_of_memory
+                starved = session.ran_out_of_memory(0)
             printed = session.close()
             if tools is not None and not starved:  # with more memory it might have been built
                 store = BuildStore()

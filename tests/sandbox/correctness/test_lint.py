@@ -134,7 +134,7 @@ most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 rows = lambda size: Here(lambda x: x.sum(0).expand(size, 2**16), lambda: [torch.randn(4, 2**16)])
 examine(rows(8), Tolerance())
 before = most()
-found = examine(rows(256), Tolerance())
+found = examine(rows(128), Tolerance())
 print(most() - before, *(finding.kind for finding in found))
 """
 
@@ -142,7 +142,7 @@ print(most() - before, *(finding.kind for finding in found))
 def test_of_large_results_few_copies_are_held_at_once():
     done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
     mib, *kinds = done.stdout.split()
-    result, exact = 64, 128
+    result, exact = 32, 64
     # This reference computes here, and what it gives in float64 is there twice meanwhile.
     assert "lazy" in kinds and float(mib) < 2 * exact + 4 * result + 48
 
