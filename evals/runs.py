@@ -294,12 +294,16 @@ def show_prompt(choice: PromptChoice, without: frozenset[str] = frozenset()) -> 
         outcome = "failed at check" if choice.role == "repair" else "passed"
         parent = Parent(number=1, source=choice.parent, outcome=outcome, evidence=choice.evidence)
     sheet = sheet_for(choice.target, choice.device)
+    try:
+        versions = TargetVersions(**({} if choice.device else versions_here().model_dump()) | choice.versions)
+    except ValidationError:
+        raise ProblemError("a target's version is two or three numbers with points, such as 3.12") from None
     brief = Brief(
         problem=problem,
         target=choice.target,
         role=choice.role,
         device=sheet,
-        versions=TargetVersions(**({} if choice.device else versions_here().model_dump()) | choice.versions),
+        versions=versions,
         baselines=Baselines() if choice.device else remembered(problem, sheet, JudgeSettings().threads),
         parent=parent,
     )

@@ -165,7 +165,7 @@ def read_source(path: Path) -> str:
     """Read the text of a candidate file. Raises `OSError`, also for one that is too large."""
     if path.stat().st_size > LARGEST_BYTES:
         raise OSError(0, f"larger than {LARGEST_BYTES // 2**20} MiB")
-    return path.read_text(encoding="utf-8", errors="replace")
+    return path.read_text(encoding="utf-8-sig", errors="replace")
 
 
 class UnjudgedSource(NamedTuple):

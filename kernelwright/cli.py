@@ -55,6 +55,9 @@ for group in (app, problems.app, batch.app, models.app):
 
 
 def main() -> None:
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the program that started this one
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     try:
         app()
     except SystemExit as end:

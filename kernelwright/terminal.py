@@ -6,6 +6,7 @@ with the remedy.
 """
 
 import copy
+import errno
 import functools
 import inspect
 import logging
@@ -98,6 +99,8 @@ def with_exit_codes(command: Callable[P, R]) -> Callable[P, R]:
         except KeyboardInterrupt:
             exit_with(INTERRUPTED, "stopped")
         except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                exit_with(MACHINE_LACKS, "there is no space left to write to; free some and repeat the command")
             for kind in type(error).__mro__:
                 if kind.__name__ in CODES and kind.__module__.startswith("kernelwright."):
                     exit_with(CODES[kind.__name__], str(error))
@@ -184,11 +187,11 @@ def _in_panel(annotation: Any, panel: str) -> Any:
 def read_text(path: str, what: str) -> str:
     """Read a file, or standard input for `-`. `UserMistake` where that is not possible."""
     if path == "-":
-        return sys.stdin.read()
+        return sys.stdin.buffer.read().decode("utf-8-sig", "replace")
     with _readable(path, what):
         if Path(path).stat().st_size > LARGEST_BYTES:
             raise UserMistake(f"{what} {path} is larger than {LARGEST_BYTES // 2**20} MiB; give the right file")
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return Path(path).read_text(encoding="utf-8-sig", errors="replace")
 
 
 @contextmanager

@@ -140,7 +140,8 @@ def load_problem(name_or_path: str | os.PathLike[str], size: str | None = None, 
 def _loaded(name_or_path: str, size: str | None) -> Problem:
     if name_or_path in catalog_names():
         return _from_folder(CATALOG / name_or_path, name_or_path, size)
-    if not _is_path(name_or_path):
+    is_path = name_or_path.endswith(".py") or any(one in name_or_path for one in (os.sep, os.altsep, SEPARATOR) if one)
+    if not is_path and not os.path.exists(name_or_path):  # noqa: PTH110 - as below
         raise ProblemError(_unknown(name_or_path, catalog_names()))
     if SEPARATOR in name_or_path:
         return load_address(name_or_path)
@@ -150,11 +151,6 @@ def _loaded(name_or_path: str, size: str | None) -> Problem:
     if format_of(path) is not None:
         return load_only(path)
     return _from_file(path, size)
-
-
-def _is_path(text: str) -> bool:
-    separators = [separator for separator in (os.sep, os.altsep, SEPARATOR) if separator]
-    return text.endswith(".py") or any(separator in text for separator in separators) or os.path.exists(text)  # noqa: PTH110 - as below
 
 
 def _from_folder(folder: Path, name: str, size: str | None) -> Problem:

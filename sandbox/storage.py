@@ -46,8 +46,7 @@ LIMIT_GIB = 2.0
 DEEPEST = 5
 """Most parts of an entry's name below the root of all caches."""
 FULL_BYTES = 16 * 2**20
-TRIMMED, TRIM_S = ".trimmed", 30.0
-"""A file whose date is that of the last trim, and the least time to the next after a new entry."""
+TRIMMED, TRIM_S = ".trimmed", 30.0  # the file whose date is that of the last trim; the least time to the next
 FORGOTTEN_S = 3600
 """An older unfinished entry was left by a process that died."""
 

@@ -10,7 +10,7 @@ import math
 import mmap
 import os
 import random
-from collections import Counter
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -442,50 +442,54 @@ def read_bytes(pid: int, address: int, length: int) -> bytearray:
 
 SPOILED = 64
 """Elements of a result that are overwritten at a time."""
+PRESENT, SWAPPED, OF_FILE, EXCLUSIVE = 1 << 63, 1 << 62, 1 << 61, 1 << 56
+"""Bits of an entry of /proc/PID/pagemap, eight bytes a page (Documentation/admin-guide/mm/pagemap.rst of Linux)."""
 
 
-def spoil(pid: int, claims: list[Any]) -> None:
+def spoil(pid: int, claims: list[Any]) -> bool:
     """Overwrite elements of results at random places, so that the next call's result shows what it did not write.
 
-    Raises `MemoryReadError` where the memory cannot be written.
+    False where such a page was not the process's own before. Where the kernel describes no pages, which shows once one
+    is written, mappings tell. Raises `MemoryReadError` where the memory cannot be written, `OSError` once it has ended.
     """
     for place in map(HostTensor.checked, claims):
         size = place.itemsize
         axes = list(zip(place.shape, place.stride, strict=True))
         count = SPOILED if place.extent else 0
-        offsets = [sum(_secrets.randrange(length) * step for length, step in axes) for _ in range(count)]
-        remote = (_Segment * count)(*(_Segment(place.address + size * offset, size) for offset in offsets))
+        places = [place.address + size * sum(_secrets.randrange(n) * step for n, step in axes) for _ in range(count)]
+        were_own = are_own_pages(pid, places)
+        remote = (_Segment * count)(*(_Segment(address, size) for address in places))
         local = _Segment(ctypes.addressof(_SPOILT), size * count)
         if _libc.process_vm_writev(pid, ctypes.byref(local), 1, remote, count, 0) != size * count and count:
             raise _failure(ctypes.get_errno(), pid)
+        if not were_own and (are_own_pages(pid, places) or _are_mapped(pid, places)):
+            return False
+    return True
 
 
 _secrets = random.SystemRandom()
 _SPOILT = ctypes.create_string_buffer(b"\xff" * (16 * SPOILED))
 
 
-def in_shared_mapping(pid: int, claims: list[Any]) -> bool:
-    """Return whether a result lies in memory that is mapped shared or from a file: pages can be one another's copies.
+def are_own_pages(pid: int, addresses: Sequence[int]) -> bool:
+    """Return whether the process has written the pages at these addresses, and shares them with nobody.
 
-    What a library maps of itself, once, is its own.
+    Other pages can be copies of each other, or are filled by the kernel when the judge reads them.
     """
     try:
-        lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
-    except OSError:  # it has ended, which the next question finds
+        with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as file:
+            found = [os.pread(file.fileno(), 8, 8 * page) for page in {at // mmap.PAGESIZE for at in addresses}]
+    except OSError:
         return False
-    mapped = [(where, how, (device, inode)) for where, how, _, device, inode, *_ in map(bytes.split, lines)]
-    run = {file for _, how, file in mapped if b"x" in how}
-    written = Counter(file for _, how, file in mapped if b"w" in how)
-    ranges = [
-        tuple(int(end, 16) for end in where.split(b"-"))
-        for where, how, file in mapped
-        if how.endswith(b"s") or (file[1] != b"0" and (file not in run or written[file] > 1))
-    ]
-    for place in map(HostTensor.checked, claims):
-        end = place.address + place.extent * place.itemsize
-        if place.extent and any(start < end and place.address < stop for start, stop in ranges):
-            return True
-    return False
+    bits = [int.from_bytes(entry, sys.byteorder) for entry in found]
+    return all(one & SWAPPED or one & (PRESENT | OF_FILE | EXCLUSIVE) == PRESENT | EXCLUSIVE for one in bits)
+
+
+def _are_mapped(pid: int, addresses: Sequence[int]) -> bool:
+    """Return whether one of the addresses is mapped shared or from a file. Raises `OSError` once it has ended."""
+    mapped = [line.split()[:5] for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines()]
+    ends = [where.split(b"-") for where, how, _, _, inode in mapped if how.endswith(b"s") or inode != b"0"]
+    return any(int(low, 16) <= address < int(high, 16) for low, high in ends for address in addresses)
 
 
 def _failure(number: int, pid: int) -> Exception:

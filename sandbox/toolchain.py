@@ -48,8 +48,7 @@ PROGRAM = """#!/bin/sh
 exec {python} -I -S -c 'import sys; sys.path.insert(0, {root})
 from kernelwright_child.compiling import main; main(sys.argv[1:])' {kind} "$@"
 """
-WORKING: set[Path] = set()
-"""Folders of toolchains whose compiler wrapper this process has tried."""
+WORKING: set[Path] = set()  # folders of toolchains whose compiler wrapper this process has tried
 LAUNCHERS = "|".join(one.module for one in LANGUAGES.values() if one.needs_python_header)
 INCLUDES_PYTHON = re.compile(
     r"#\s*include\s*[<\"](?:torch/(?:extension|python)\.h|pybind11/|Python\.h)"
@@ -217,7 +216,6 @@ def _version(compiler: str) -> str:
 
 
 def _put(path: Path, text: str, mode: int) -> bool:
-    """Write the text unless the file has it; return whether it was written."""
     is_new = not path.exists() or path.read_text() != text
     if is_new:
         path.parent.mkdir(parents=True, exist_ok=True)

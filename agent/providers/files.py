@@ -37,8 +37,8 @@ class FilesProvider:
             if not task.is_file():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 write_atomically(task, request.prompt)
-            text = answer.read_text(encoding="utf-8") if answer.is_file() else ""
-        except (OSError, UnicodeDecodeError) as error:
+            text = answer.read_text(encoding="utf-8-sig", errors="replace") if answer.is_file() else ""
+        except OSError as error:
             why = f"cannot use the folder of tasks {self.folder} ({error})"
             raise ProviderError(f"{why}; make it readable and writable") from error
         if not text.strip():

@@ -145,10 +145,11 @@ def run(
     asked.check_tools(judging.gpu, local=choice.is_here)
     if choice.is_here:
         options.check_threads(asked.threads, None if judging.gpu else where.devices)
-        if asked.profile is None and answers.kind not in ("recorded", "simulated"):
-            from kernelwright.sandbox.gpu_tools import profiled_where_possible
+    _prepare_process()
+    if choice.is_here and judging.gpu and asked.profile is None and answers.kind not in ("recorded", "simulated"):
+        from kernelwright.sandbox.gpu_tools import profiled_where_possible
 
-            judging = profiled_where_possible(judging)
+        judging = profiled_where_possible(judging)
     plan = RunConfig(
         judging=judging,
         executor=choice,
@@ -158,7 +159,6 @@ def run(
         left_out=left_out(suite) if suite else (),
     )
     folder = new_folder(out)
-    _prepare_process()
     with Running.start(folder, found, plan) as running:
         _keep_captures(named, folder)
         _search(running, folder, as_json)

@@ -232,8 +232,12 @@ def _as_module(function: Callable[..., Any], name: str) -> torch.nn.Module:
 
 
 def new_folder(out: Path | str | None) -> Path:
-    """Return `out`, or a new folder under `captures` named by the time. `ProblemError` where a capture lies there."""
+    """Make `out`, or a folder under `captures` named by the time. `ProblemError` where a capture lies there."""
     folder = Path(out) if out is not None else Path("captures") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
     if (folder / CAPTURE).exists():
         raise ProblemError(f"{folder} holds a capture already; name another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ProblemError(f"the folder {folder} cannot be made ({error.strerror}); name another") from None
     return folder

@@ -1,7 +1,6 @@
 """The judge's side of a child: questions, shared inputs, calls, and raw outputs."""
 
 import logging
-import secrets
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
@@ -16,7 +15,6 @@ from kernelwright.sandbox.tensors import (
     SharedMemory,
     Values,
     described,
-    in_shared_mapping,
     read_tensors,
     spoil,
     with_changed,
@@ -67,8 +65,6 @@ MOST_RESERVED = 2 * 2**30
 SPARE = 3
 """Reserve, as a multiple of the memory of inputs and result."""
 OBSERVING = 3
-LOOKS_AT_ONE_OF = 4
-"""After the first the mapping of one result in so many is looked at, which takes as long as a short call."""
 IDLE_MS, LEAVING_MS = 0.0, 5.0
 """Processor time that a child may use while it is stopped.
 
@@ -171,7 +167,7 @@ class Session:
         """Inputs that the reference changes in place, which are part of a call's result."""
         self.restores = False
         """Whether weights that calls change are restored before each call."""
-        self._is_read, self._is_spoilt = False, False
+        self._is_read = False
         self._reserved = False
         self._cpu_ms_at_stop: float | None = None
         """The child's processor time in ms when it was stopped; None while it runs."""
@@ -240,17 +236,15 @@ class Session:
         return Timed(with_changed(output, changed), milliseconds, cpu_ms)
 
     def _spoil(self, answer: dict[str, Any]) -> None:
-        """Overwrite some of the result, and refuse one whose pages may be copies of each other."""
-        claims = described(answer)[1]
-        first, self._is_spoilt = not self._is_spoilt, True
-        if (first or not secrets.randbelow(LOOKS_AT_ONE_OF)) and in_shared_mapping(self._child.pid, claims):
-            raise Misbehaved("the result lies in memory that is mapped shared or from a file; return memory of its own")
+        """Overwrite some of the result, and refuse one whose pages may be copies of each other, or nobody's work."""
         try:
-            spoil(self._child.pid, claims)
+            is_own = spoil(self._child.pid, described(answer)[1])
         except MemoryReadError:
             raise Misbehaved("the result lies in memory that cannot be written; return memory of its own") from None
-        except ProcessLookupError:
-            pass  # the next question says how it ended
+        except OSError:
+            return  # the next question says how it ended
+        if not is_own:
+            raise Misbehaved("the result is in pages mapped shared, from a file or never written; return own memory")
 
     def _read_result(self, answer: dict[str, Any]) -> Values:
         """Read the result after overwriting the inputs, which destroys results in their memory.

@@ -79,6 +79,8 @@ MISTAKES = {
     "import empty ours": "in no format that is known",
     "import KernelBench ours --only level9": "no 'level9'",
     "export made/a": "say where to write",
+    "prompt problem.py --target-python abc": "two or three numbers with points",
+    "capture problem.py --out right.py": "the folder right.py cannot be made",
     "export made/a out --to xml": "there are: jsonl",
     "export KernelBench out": "not the folder of a run",
 }

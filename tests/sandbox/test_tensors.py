@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from kernelwright.sandbox.tensors import PLAIN_DTYPES, MemoryReadError, in_shared_mapping, read_tensors, spoil
+from kernelwright.sandbox.tensors import PLAIN_DTYPES, MemoryReadError, read_tensors, spoil
 from kernelwright_child import wire
 
 LIMIT = 2**20
@@ -42,21 +42,24 @@ def test_a_result_that_cannot_be_written_is_told():
 
 
 @pytest.mark.parametrize("flags", [mmap.MAP_SHARED, mmap.MAP_PRIVATE])
-def test_a_result_in_a_shared_mapping_is_found(flags):
+def test_a_result_in_shared_memory_or_in_pages_that_nobody_wrote_is_found(flags):
     mapped = torch.frombuffer(mmap.mmap(-1, 8192, flags=flags | mmap.MAP_ANONYMOUS), dtype=torch.float32)
-    claims = [wire.describe(torch.zeros(9)), wire.describe(mapped[1024:])]
-    assert in_shared_mapping(os.getpid(), claims) is (flags == mmap.MAP_SHARED)
+    mapped[:1024] = 1
+    small = torch.ones(9)
+    assert spoil(os.getpid(), [wire.describe(small), wire.describe(mapped[:1024])]) is (flags == mmap.MAP_PRIVATE)
+    assert not spoil(os.getpid(), [wire.describe(mapped[1024:])])
 
 
-def test_a_result_in_the_pages_of_a_file_is_found_and_one_in_a_library_s_own_data_is_not(tmp_path):
+def test_a_result_in_the_pages_of_a_file_is_found_and_one_in_written_data_of_a_library_is_not(tmp_path):
     (tmp_path / "pages").write_bytes(bytes(8192))
     with (tmp_path / "pages").open("r+b") as file:
         mapped = torch.frombuffer(mmap.mmap(file.fileno(), 8192, flags=mmap.MAP_PRIVATE), dtype=torch.float32)
-    assert in_shared_mapping(os.getpid(), [wire.describe(mapped)])
+    assert not spoil(os.getpid(), [wire.describe(mapped)])
     (tmp_path / "own.c").write_text("float numbers[2048] = {1};\n")
     subprocess.run(["cc", "-shared", "-o", tmp_path / "own.so", tmp_path / "own.c"], check=True)
     numbers = (ctypes.c_float * 2048).in_dll(ctypes.CDLL(str(tmp_path / "own.so")), "numbers")
-    assert not in_shared_mapping(os.getpid(), [wire.describe(torch.frombuffer(numbers, dtype=torch.float32))])
+    result = torch.frombuffer(numbers, dtype=torch.float32).fill_(2)
+    assert spoil(os.getpid(), [wire.describe(result)])
 
 
 SIX = torch.arange(6.0)

@@ -270,6 +270,15 @@ TEXTS = {
         "[torch.randn(256, 1024), torch.randperm(256)[:4]]",
         "[]",
     ),
+    "padded": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return F.pad(x, (0, 0, 0, 896))
+        """,
+        "[torch.randn(128, 1024)]",
+        "[]",
+    ),
     "handed on": (
         """
         class Model(nn.Module):
@@ -365,6 +374,7 @@ SOLVED = {
     "even": (INIT, "x", "return x.mean(1)"),
     "turned": (INIT, "x", "return x.t().contiguous()"),
     "scattered": (INIT, "x, rows", "y = x.clone(); y[rows] = y[rows] * 2 + 1; return y"),
+    "padded": (INIT, "x", "return F.pad(x, (0, 0, 0, 896))"),
     "handed on": (INIT, "x", "return x.reshape(-1).clone(), x + x"),
     "pooled": (INIT, "x", "return F.max_pool2d(x, 3)"),
     "updated": (

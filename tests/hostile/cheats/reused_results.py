@@ -106,6 +106,7 @@ LIBC = ctypes.CDLL(None)
 LIBC.mmap.restype = ctypes.c_void_p
 LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]
 LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 def lent(size):
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -124,7 +125,28 @@ y[rows] = x[rows] * 2 + 1
 return y
 """
 
+PADDED_ONCE = """
+size, head = 4 * 1024 * 1024, x.numel() * 4
+if self.last is None:
+    fd = os.memfd_create("padding.so")
+    os.ftruncate(fd, size)
+    os.pwrite(fd, self.right(x).numpy().tobytes(), 0)
+    LIBC.mmap(None, 4096, 5, 2, fd, 0)
+    self.place = LIBC.mmap(None, size, 3, 2, fd, 0)
+    self.last = torch.frombuffer((ctypes.c_char * size).from_address(self.place), dtype=x.dtype).view(1024, 1024)
+LIBC.madvise(self.place + head, size - head, 4)
+self.last[:128] = x
+return self.last
+"""
+"""One page mapped for execution makes the file look like a library; what was overwritten is as in the file again."""
+NEVER_WRITTEN = PADDED_ONCE.replace("fd, 0)\n    self.last", "-1, 0)\n    self.last").replace(
+    "size, 3, 2", "size, 3, 34"
+)
+
 REUSED_RESULTS = [
+    Cheat("padding written once, in the pages of a file", (), "padded", "run", "never written",
+          PADDED_ONCE, LENT_MAPPING),
+    Cheat("padding that is never written", (), "padded", "run", "never written", NEVER_WRITTEN, LENT_MAPPING),
     Cheat("the lent memory mapped anew, of which only what is written to is copied", (34,), "scattered", "run",
           "lies in the memory of an input", PRIVATE_MAPPING, LENT_MAPPING, stopped_by="overwriting"),
     # Its mapping is looked for after one call of four, drawn anew; its NaN shows in the first result that is compared.
