@@ -19,6 +19,7 @@ from kernelwright.programs.cutting import cut
 from kernelwright.programs.record import CAPTURE, PROBLEMS, CapturedProgram, ModuleSeen, OperatorSeen, write_record
 from kernelwright.programs.watching import CallWatch, SeenStep, alike, counted_steps, times_of, total_ms, typical_ms
 from kernelwright.sandbox.machine import device_name, versions
+from kernelwright.sandbox.storage import is_writable
 
 VALUES = "values.safetensors"
 NAMES = {
@@ -232,12 +233,10 @@ def _as_module(function: Callable[..., Any], name: str) -> torch.nn.Module:
 
 
 def new_folder(out: Path | str | None) -> Path:
-    """Make `out`, or a folder under `captures` named by the time. `ProblemError` where a capture lies there."""
+    """Return `out`, or a new folder under `captures` named by the time. `ProblemError` where it cannot be made."""
     folder = Path(out) if out is not None else Path("captures") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
     if (folder / CAPTURE).exists():
         raise ProblemError(f"{folder} holds a capture already; name another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ProblemError(f"the folder {folder} cannot be made ({error.strerror}); name another") from None
+    if not is_writable(folder):
+        raise ProblemError(f"the folder {folder} cannot be made; name another")
     return folder
