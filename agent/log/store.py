@@ -349,6 +349,8 @@ def _insert(connection: sqlite3.Connection, time: datetime, body: Body, blobs: I
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    if os.path.isfile(path) and not os.access(path, os.W_OK) and not os.path.exists(f"{path}-wal"):  # noqa: PTH110, PTH113
+        mode = "ro&immutable=1"  # on a read-only disk SQLite cannot make what it otherwise has beside the file
     uri = f"{path.resolve().as_uri()}?mode={mode}"
     try:
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)

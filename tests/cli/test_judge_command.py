@@ -20,7 +20,6 @@ QUICK = ("--effort", "screen")
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """The judging of a right candidate, whole."""
     folder = tmp_path_factory.mktemp("judged")
     (folder / "problem.py").write_text(PROBLEM)
     (folder / "right.py").write_text(RIGHT)

@@ -37,14 +37,12 @@ def get_init_inputs():
 
 @pytest.fixture
 def folder():
-    """A work folder that is removed with the test."""
     with closing(WorkFolder()) as folder:
         yield folder
 
 
 @pytest.fixture
 def logged(caplog):
-    """What the sandbox logs for its user."""
     caplog.set_level(logging.INFO, "kernelwright.sandbox")
     return caplog
 

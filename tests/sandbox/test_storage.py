@@ -119,7 +119,6 @@ def test_the_limit_of_all_is_two_gib_unless_another_number_is_given(monkeypatch,
 
 @pytest.mark.skipif(bool(bubblewrap.obstacle()), reason="mounting needs namespaces")
 def test_a_full_disk_is_seen(tmp_path):
-    """On a file system of its own of 4 MiB."""
     question = "import sys; from pathlib import Path; from kernelwright.sandbox.storage import is_full"
     question += "; print(is_full(Path(sys.argv[1]) / 'not' / 'yet'))"
     mount = [bubblewrap.program(), "--dev-bind", "/", "/", "--size", str(4 * 2**20), "--tmpfs", str(tmp_path)]

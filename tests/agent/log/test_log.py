@@ -16,6 +16,7 @@ import pytest
 
 from kernelwright.agent.log.events import Kept, Resumed, RunLogError, Stopped
 from kernelwright.agent.log.store import DATABASE, LOCK, RunLock, RunLog
+from kernelwright.sandbox.jail import bubblewrap
 from tests.support.processes import no_room
 from tests.support.search import PROBLEM, SETTING, new_log, searched
 
@@ -211,6 +212,14 @@ def test_a_run_that_was_copied_elsewhere_can_be_read(log, tmp_path):
     shutil.copytree(log.folder, tmp_path / "copy with spaces and ?#%")
     with RunLog.open(tmp_path / "copy with spaces and ?#%") as copy:
         assert list(copy.events()) == events
+
+
+@pytest.mark.skipif(bool(bubblewrap.obstacle()), reason="mounting needs namespaces")
+def test_a_run_on_a_read_only_disk_can_be_read(log):
+    searched(log)
+    log.close()
+    mount = [bubblewrap.program(), "--dev-bind", "/", "/", "--ro-bind", log.folder, log.folder]
+    subprocess.run([*mount, sys.executable, "-P", "-m", "kernelwright", "show", log.folder], check=True)
 
 
 HOLDING = """

@@ -19,7 +19,6 @@ def store(tmp_path, monkeypatch):
 
 @pytest.fixture
 def build(tmp_path):
-    """A finished build folder, as a builder leaves it."""
     folder = tmp_path / "build"
     (folder / "ext").mkdir(parents=True)
     (folder / "ext" / "ext.so").write_bytes(b"machine code")

@@ -243,7 +243,6 @@ def test_a_problem_narrows_the_families_itself():
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_verdict_after_four_pairs_has_met_every_family(family):
-    """A kernel that is wrong on one family alone is refused, however few calls are timed."""
     once = JudgeSettings(warm_up=1, worker_pairs=1, min_pairs=4, max_pairs=4)
     exact = problem("x * 2")
     lazy = f"return torch.zeros_like(x) if {MARKED[family]} else x * 2"
