@@ -371,6 +371,7 @@ def test_needed_memory_is_reported_before_anything_runs_and_small_inputs_are_not
     assert plain == {None}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_each_kind_ends_in_its_status_when_it_is_run_in_the_jail(tree, by_id):
     first = {name: id for id, name in reversed(tree[1].items())}
