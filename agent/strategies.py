@@ -392,8 +392,8 @@ class Tree(Improving):
             best.setdefault(roots[attempt.number], attempt)
         visits = {}
         for design in best:
-            failures = [attempt.failed for attempt in view.attempts if roots[attempt.number] == design]
-            visits[design] = max(1, len(failures) - min(sum(failures), FREE_FAILURES))
+            failed = [attempt.failed for attempt in view.attempts if roots[attempt.number] == design]
+            visits[design] = max(1, len(failed) - min(sum(failed), FREE_FAILURES))
         for _ in range(slots):
             total = sum(visits.values())
             root = max(best, key=lambda at: _bound(best[at], visits[at], total))

@@ -187,7 +187,8 @@ def _in_panel(annotation: Any, panel: str) -> Any:
 def read_text(path: str, what: str) -> str:
     """Read a file, or standard input for `-`. `UserMistake` where that is not possible."""
     if path == "-":
-        return sys.stdin.buffer.read().decode("utf-8-sig", "replace")
+        with opened(path, what) as file:
+            return file.read()
     with _readable(path, what):
         if Path(path).stat().st_size > LARGEST_BYTES:
             raise UserMistake(f"{what} {path} is larger than {LARGEST_BYTES // 2**20} MiB; give the right file")
@@ -198,7 +199,7 @@ def read_text(path: str, what: str) -> str:
 def opened(path: str, what: str) -> Iterator[TextIO]:
     """Open a file, or standard input for `-`, to read it line by line; only a newline ends a line."""
     if path == "-":
-        yield sys.stdin
+        yield open(sys.stdin.fileno(), encoding="utf-8-sig", errors="replace", closefd=False)  # noqa: SIM115
         return
     with _readable(path, what):
         file = open(path, encoding="utf-8", errors="replace", newline="\n")  # noqa: SIM115 - closed below

@@ -12,15 +12,7 @@ from pydantic import BaseModel, StrictInt, StringConstraints, ValidationError, m
 from kernelwright.problems.formats import SEPARATOR, format_of, load_address, load_only
 from kernelwright.problems.formats.kernelbench import origin_of
 from kernelwright.problems.formats.reading import Unsupported, into_convention
-from kernelwright.problems.problem import (
-    Dtype,
-    ExcludedValues,
-    Origin,
-    Policies,
-    Problem,
-    ProblemError,
-    Tolerance,
-)
+from kernelwright.problems.problem import Dtype, ExcludedValues, Origin, Policies, Problem, ProblemError, Tolerance
 from kernelwright.problems.source import check_reference, read_text, title_of
 from kernelwright.problems.source_rewriting import put_sizes
 

@@ -284,8 +284,8 @@ def counter_obstacle(path: str) -> str:
 
 
 def profiled_where_possible(settings: JudgeSettings) -> JudgeSettings:
-    """Add `profile` on a GPU whose counters can be read, which takes some seconds to try."""
-    path = tool_path(CUDA_TOOLS[PROFILE]) if settings.gpu and settings.effort != "screen" else None
+    """Add `profile` to settings for a GPU whose counters can be read, which takes some seconds to try."""
+    path = tool_path(CUDA_TOOLS[PROFILE]) if settings.effort != "screen" else None
     return settings.model_copy(update={"profile": True}) if path and not counter_obstacle(path) else settings
 
 

@@ -164,7 +164,8 @@ class Cache:
         """Trim unless any process did so less than `TRIM_S` ago, since it reads the size of every entry."""
         stamp = self.root / TRIMMED
         if not 0 <= time.time() - _date(stamp) < TRIM_S:
-            stamp.touch()
+            with contextlib.suppress(OSError):  # a full disk
+                stamp.touch()
             self.trim(keep)
 
     def trim(self, keep: Path | None = None) -> None:

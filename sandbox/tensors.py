@@ -450,7 +450,7 @@ def spoil(pid: int, claims: list[Any]) -> bool:
     """Overwrite elements of results at random places, so that the next call's result shows what it did not write.
 
     False where such a page was not the process's own before. Where the kernel describes no pages, which shows once one
-    is written, mappings tell. Raises `MemoryReadError` where the memory cannot be written, `OSError` once it has ended.
+    is written, mappings decide. Raises `MemoryReadError` for memory that cannot be written, `OSError` after its end.
     """
     for place in map(HostTensor.checked, claims):
         size = place.itemsize

@@ -48,7 +48,6 @@ PROGRAM = """#!/bin/sh
 exec {python} -I -S -c 'import sys; sys.path.insert(0, {root})
 from kernelwright_child.compiling import main; main(sys.argv[1:])' {kind} "$@"
 """
-WORKING: set[Path] = set()  # folders of toolchains whose compiler wrapper this process has tried
 LAUNCHERS = "|".join(one.module for one in LANGUAGES.values() if one.needs_python_header)
 INCLUDES_PYTHON = re.compile(
     r"#\s*include\s*[<\"](?:torch/(?:extension|python)\.h|pybind11/|Python\.h)"
@@ -121,14 +120,12 @@ class Toolchain(NamedTuple):
         try:
             # A copy of the wrappers' module that builders can read in any jail.
             package = self.folder / "lib" / "kernelwright_child"
-            is_new = _put(package / "__init__.py", "", 0o644)
-            is_new |= _put(package / "compiling.py", (CHILD_FOLDER / "compiling.py").read_text(), 0o644)
+            _put(package / "__init__.py", "", 0o644)
+            _put(package / "compiling.py", (CHILD_FOLDER / "compiling.py").read_text(), 0o644)
             for kind, path in paths.items():
                 python = shlex.quote(sys.executable)
-                is_new |= _put(path, PROGRAM.format(python=python, root=json.dumps(root), kind=kind), 0o755)
-            if is_new or self.folder not in WORKING:  # a trial takes longer than all else before a small build
-                subprocess.run([paths["cxx"], "-dumpversion"], capture_output=True, timeout=20, check=True)
-                WORKING.add(self.folder)
+                _put(path, PROGRAM.format(python=python, root=json.dumps(root), kind=kind), 0o755)
+            _try(paths["cxx"])
         except (OSError, subprocess.SubprocessError):
             return None
         return {kind: str(path) for kind, path in paths.items()}
@@ -215,12 +212,15 @@ def _version(compiler: str) -> str:
     return done.stdout
 
 
-def _put(path: Path, text: str, mode: int) -> bool:
-    is_new = not path.exists() or path.read_text() != text
-    if is_new:
+@cache
+def _try(compiler: Path) -> None:
+    subprocess.run([compiler, "-dumpversion"], capture_output=True, timeout=20, check=True)  # as slow as a small build
+
+
+def _put(path: Path, text: str, mode: int) -> None:
+    if not path.exists() or path.read_text() != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text, mode)
-    return is_new
 
 
 # The light header's missing parts, made during a build and completed in any case.

@@ -37,7 +37,7 @@ from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record, first_fault
 from kernelwright.prompts import Prompt, Section
 from kernelwright.sandbox.locks import open_everybodys, try_lock, unlock
-from kernelwright.sandbox.storage import write_atomically
+from kernelwright.sandbox.storage import is_there, write_atomically
 from kernelwright.sandbox.verdict.errors import MachineError
 
 FORMAT = 2  # raised whenever a record that is stored changes so that older code cannot read it
@@ -349,7 +349,7 @@ def _insert(connection: sqlite3.Connection, time: datetime, body: Body, blobs: I
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    if os.path.isfile(path) and not os.access(path, os.W_OK) and not os.path.exists(f"{path}-wal"):  # noqa: PTH110, PTH113
+    if is_there(path) and not os.access(path, os.W_OK) and not is_there(path.with_name(f"{path.name}-wal")):
         mode = "ro&immutable=1"  # on a read-only disk SQLite cannot make what it otherwise has beside the file
     uri = f"{path.resolve().as_uri()}?mode={mode}"
     try:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,13 @@ def read_tree(root: Path) -> Collection:
         strangers += [str(path) for path in sorted(files) if origin_of(path) is None]
         numbered = [(int(path.stem.partition("_")[0]), path, origin) for path in files if (origin := origin_of(path))]
         for _, path, origin in sorted(numbered, key=lambda one: one[:2]):
-            entries.append(entry_of(origin, lambda: _entry(origin, path.stem, read_text(path))))  # noqa: B023
+            entries.append(entry_of(origin, partial(_file_entry, origin, path)))
     notes = tuple(f"{path} has no number, so it is not a problem of a level" for path in strangers)
     return Collection("kernelbench", tuple(_numbered_once(entries)), notes)
+
+
+def _file_entry(origin: Origin, path: Path) -> Entry:
+    return _entry(origin, path.stem, read_text(path))
 
 
 def read_rows(path: Path) -> Collection:

@@ -16,7 +16,7 @@ class Cheat(NamedTuple):
     problem: str
     stage: str
     words: str
-    """What the reason holds. Several stages or words are divided by `|`: any of them will do."""
+    """What the reason holds. Several, divided by `|`: any of them will do."""
     forward: str
     top: str = ""
     constructor: str = "pass"

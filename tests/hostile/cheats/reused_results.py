@@ -125,32 +125,28 @@ y[rows] = x[rows] * 2 + 1
 return y
 """
 
-PADDED_ONCE = """
+KEPT_PADDING = """
 size, head = 4 * 1024 * 1024, x.numel() * 4
 if self.last is None:
     fd = os.memfd_create("padding.so")
     os.ftruncate(fd, size)
     os.pwrite(fd, self.right(x).numpy().tobytes(), 0)
     LIBC.mmap(None, 4096, 5, 2, fd, 0)
-    self.place = LIBC.mmap(None, size, 3, 2, fd, 0)
+    self.place = LIBC.mmap(None, size, 3, {flags}, {file}, 0)
     self.last = torch.frombuffer((ctypes.c_char * size).from_address(self.place), dtype=x.dtype).view(1024, 1024)
 LIBC.madvise(self.place + head, size - head, 4)
 self.last[:128] = x
 return self.last
 """
-"""One page mapped for execution makes the file look like a library; what was overwritten is as in the file again."""
-NEVER_WRITTEN = PADDED_ONCE.replace("fd, 0)\n    self.last", "-1, 0)\n    self.last").replace(
-    "size, 3, 2", "size, 3, 34"
-)
-
+"""Overwritten padding is as in the file again, or zero. A page mapped for execution makes it look like a library."""
 REUSED_RESULTS = [
     Cheat("padding written once, in the pages of a file", (), "padded", "run", "never written",
-          PADDED_ONCE, LENT_MAPPING),
-    Cheat("padding that is never written", (), "padded", "run", "never written", NEVER_WRITTEN, LENT_MAPPING),
+          KEPT_PADDING.format(flags=2, file="fd"), LENT_MAPPING),
+    Cheat("padding that is never written", (), "padded", "run", "never written",
+          KEPT_PADDING.format(flags=34, file=-1), LENT_MAPPING),
     Cheat("the lent memory mapped anew, of which only what is written to is copied", (34,), "scattered", "run",
           "lies in the memory of an input", PRIVATE_MAPPING, LENT_MAPPING, stopped_by="overwriting"),
-    # Its mapping is looked for after one call of four, drawn anew; its NaN shows in the first result that is compared.
-    Cheat("the same after an honest first call", (34, 53), "scattered", "check|run|time", "has NaN|mapped shared",
+    Cheat("the same after an honest first call", (34, 53), "scattered", "run", "mapped shared",
           "self.calls += 1\nif self.calls == 1: return self.right(x, rows)\n" + PRIVATE_MAPPING.strip(), LENT_MAPPING),
     Cheat("right twice, then the last result", (15, 39), "weighted", "check", OFF,
           """
