@@ -14,6 +14,7 @@ is as right as its dtype allows: backward error, see Higham, Accuracy and Stabil
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import torch
@@ -376,11 +377,29 @@ DRAWS = 6
 """One draw may leave a result where it was by chance."""
 
 
-class ExactCase(NamedTuple):
+@dataclass
+class ExactCase:
+    """Inputs, and the reference in float64 on any; results on the same inputs may share one."""
+
     inputs: Values
     exact: Callable[[Values], Values]
     defines_nan: bool = True
     """Whether the values lie in the problem's domain, so that a NaN of the reference has to be matched."""
+    moved: tuple[Moved, ...] = ()
+    """Of each output; empty until a result was too far off."""
+    draws: int = 0
+
+    def moved_by(self, draws: int, want: Values, units: float) -> tuple[Moved, ...]:
+        """Ask the reference until there are so many draws, one after the other, since a result may take much memory."""
+        want.owned()  # whoever is asked for others may show them where these are
+        self.moved = self.moved or tuple(Moved(real(raw.tensor())) for raw in flatten(want).tensors)
+        for _ in range(self.draws, draws):
+            shaken = flatten(self.exact(shake(self.inputs, units)))
+            for output, raw in zip(self.moved, shaken.tensors, strict=True):
+                output.note(real(raw.tensor()))
+            del shaken
+            self.draws += 1
+        return self.moved
 
 
 def mismatch_shaken(
@@ -394,16 +413,10 @@ def mismatch_shaken(
     wrong = mismatch(got, want, near, tolerance, PLAIN._replace(undefined=asked.defines_nan, shares=shares))
     if wrong is None or not wrong.by_distance:
         return wrong
-    want.owned()  # whoever is asked for others may show them where these are
-    moved = tuple(Moved(real(raw.tensor())) for raw in flatten(want).tensors)
+    moved = asked.moved_by(1, want, tolerance.floor_ulp)
     beyond_doubt = PLAIN._replace(undefined=asked.defines_nan, generous=True, moved=moved)
-    for draw in range(DRAWS):  # one after the other, since each result may take much memory
-        shaken = flatten(asked.exact(shake(asked.inputs, tolerance.floor_ulp)))
-        for output, raw in zip(moved, shaken.tensors, strict=True):
-            output.note(real(raw.tensor()))
-        del shaken
-        if draw == 0 and mismatch(got, want, near, tolerance, beyond_doubt):
-            break
+    if asked.draws > 1 or not mismatch(got, want, near, tolerance, beyond_doubt):
+        asked.moved_by(DRAWS, want, tolerance.floor_ulp)
     if shares is not None:
         shares.clear()
     return mismatch(got, want, near, tolerance, Checks(undefined=asked.defines_nan, shares=shares, moved=moved))
