@@ -10,14 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kernelwright.problems.formats.reading import (
-    Entry,
-    Unsupported,
-    entry_of,
-    entry_with,
-    fault_of,
-    first_line,
-)
+from kernelwright.problems.formats.reading import Entry, Unsupported, entry_of, entry_with, fault_of, first_line
 from kernelwright.problems.problem import Origin, ProblemError, library
 from kernelwright.problems.source import bound_names, imported_modules, parse, read_text
 

@@ -232,6 +232,9 @@ class GpuReference(ReferenceSession):
             session.share_outputs(self.needs.exact)
         self._forget = register(self.free_memory, self.settings.ordinal)
 
+    def _other_weights(self, device: str = "") -> Values:
+        return with_relief(lambda: super(GpuReference, self)._other_weights(f"cuda:{self.settings.ordinal}"))
+
     def _require_followable(self, weights: list[int]) -> None:
         if weights or any("int" in self.layout[one][0] for one in self.changes):
             raise UnsupportedProblem(UNFOLLOWED.format(name=self.problem.name))

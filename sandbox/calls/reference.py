@@ -152,8 +152,8 @@ class ReferenceSession:
             self._session.copy_weights(self.weight_names, self._other_weights())
             self.weights = self._session.fetch(self._session.ask({"op": "held weights"}, limit))
 
-    def _other_weights(self) -> Values:
-        other = changed(self.weight_names, self.weights.tensors, self.changing, fresh_seed())
+    def _other_weights(self, device: str = "cpu") -> Values:
+        other = changed(self.weight_names, self.weights.tensors, self.changing, fresh_seed(), device)
         return Values(self.weights.tree, tuple(other))
 
     @contextmanager

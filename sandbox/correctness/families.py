@@ -107,38 +107,38 @@ def _floats(raw: RawTensor) -> torch.Tensor | None:
     return tensor if tensor.is_floating_point() and tensor.element_size() > 1 and tensor.numel() else None
 
 
-BLOCK = 2**15
-"""So few values that torch gives their operations no threads of its own, and that they stay in a core's cache."""
+BLOCK = {"cpu": 2**15, "cuda": 2**20}
+"""On a processor so few values that torch gives their operations no threads of its own, and that a cache holds them."""
 RELATIVE, SHIFT = 0.1, 0.05
 """A weight is scaled by up to 10 % and raised by up to 5 % of its tensor's root mean square (of 1 where all are 0)."""
 
 
 def changed(
-    names: Sequence[str], tensors: Sequence[RawTensor], changing: Collection[str], seed: int
+    names: Sequence[str], tensors: Sequence[RawTensor], changing: Collection[str], seed: int, device: str = "cpu"
 ) -> list[RawTensor]:
     """Each floating tensor that is named in `changing` with other values near its own; the others as they are.
 
     Weights of one and zero get other values, so a candidate that leaves out such a weight is wrong. Positive values
-    stay positive (a running variance); infinities stay.
+    stay positive (a running variance); infinities stay. `device`: torch's name of where they are computed.
     """
     rng = torch.Generator().manual_seed(seed)
     pairs = zip(names, tensors, torch.randint(2**62, (len(tensors),), generator=rng).tolist(), strict=True)
-    return [_changed(raw, own) if name in changing else raw for name, raw, own in pairs]
+    return [_changed(raw, own, device) if name in changing else raw for name, raw, own in pairs]
 
 
-def _changed(raw: RawTensor, seed: int) -> RawTensor:
+def _changed(raw: RawTensor, seed: int, device: str) -> RawTensor:
     """In blocks, several at a time: the largest weights have a thousand million values, which take long to draw."""
     flat = raw.tensor().view(-1)
     if not flat.is_floating_point() or not flat.numel():
         return raw
     data = bytearray(flat.numel() * flat.element_size())
     made = torch.frombuffer(data, dtype=flat.dtype)
-    starts = range(0, flat.numel(), BLOCK)
-    with ThreadPoolExecutor(torch.get_num_threads() if len(starts) > 1 else 1) as pool:
-        sums = [sum(part) for part in zip(*pool.map(lambda at: _squares(flat[at : at + BLOCK]), starts), strict=True)]
+    size = BLOCK[torch.device(device).type]
+    blocks = list(zip(torch.split(made, size), torch.split(flat, size), strict=True))
+    with ThreadPoolExecutor(torch.get_num_threads() if len(blocks) > 1 else 1) as pool:
+        sums = [sum(part) for part in zip(*pool.map(lambda pair: _squares(pair[1].to(device)), blocks), strict=True)]
         shift = SHIFT * (math.sqrt(sums[0] / (sums[1] or 1)) or 1.0)
-        for _ in pool.map(lambda at: _fill(made[at : at + BLOCK], flat[at : at + BLOCK], shift, seed + at), starts):
-            pass
+        list(pool.map(lambda at: _fill(*blocks[at], device, shift, seed + at), range(len(blocks))))
     return raw._replace(data=data)
 
 
@@ -151,7 +151,8 @@ def _squares(part: torch.Tensor) -> tuple[float, int]:
     return float(finite.square().sum()), finite.numel()
 
 
-def _fill(made: torch.Tensor, part: torch.Tensor, shift: float, seed: int) -> None:
-    rng = torch.Generator().manual_seed(seed)
-    factor = torch.rand(part.shape, generator=rng).mul_(2 * RELATIVE).add_(1 - RELATIVE)
-    made.copy_(part.double().mul_(factor).add_(torch.rand(part.shape, generator=rng), alpha=shift))
+def _fill(made: torch.Tensor, flat: torch.Tensor, device: str, shift: float, seed: int) -> None:
+    part, rng = flat.to(device), torch.Generator(device).manual_seed(seed)
+    factor = torch.rand(part.shape, generator=rng, device=device).mul_(2 * RELATIVE).add_(1 - RELATIVE)
+    more = torch.rand(part.shape, generator=rng, device=device)
+    made.copy_(part.double().mul_(factor).add_(more, alpha=shift))

@@ -27,13 +27,7 @@ from kernelwright.sandbox.calls.sessions import Refused, Session
 from kernelwright.sandbox.calls.timeouts import ImportTimeout
 from kernelwright.sandbox.correctness.checks import evidence_of, require_known
 from kernelwright.sandbox.gpu_tools import Subject
-from kernelwright.sandbox.judge.stages import (
-    Built,
-    SpareWorkers,
-    attempts,
-    compares_by_name,
-    compile_candidate,
-)
+from kernelwright.sandbox.judge.stages import Built, SpareWorkers, attempts, compares_by_name, compile_candidate
 from kernelwright.sandbox.locks import WaitLimit, report_load
 from kernelwright.sandbox.machine import usual_device, versions, versions_used
 from kernelwright.sandbox.timing.baseline_facts import Floors

@@ -32,13 +32,7 @@ from kernelwright.sandbox.authenticity.scan import (
     problem_of,
 )
 from kernelwright.sandbox.machine import child_limit_bytes
-from kernelwright.sandbox.pool.client import (
-    RefusedJob,
-    RemoteExecutor,
-    ServiceClient,
-    chosen_for_jobs,
-    job_request,
-)
+from kernelwright.sandbox.pool.client import RefusedJob, RemoteExecutor, ServiceClient, chosen_for_jobs, job_request
 from kernelwright.sandbox.pool.dispatcher import Dispatcher
 from kernelwright.sandbox.pool.executor import (
     Executor,

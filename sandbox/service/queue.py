@@ -14,16 +14,7 @@ from pydantic import ValidationError
 
 from kernelwright.sandbox.pool.dispatcher import DeviceVerdict, Dispatcher, Step, Tally
 from kernelwright.sandbox.pool.executor import Device, Executor, ExecutorError, JobError, Stage, Unjudged, Work
-from kernelwright.sandbox.service.store import (
-    Begun,
-    DeviceKind,
-    Ending,
-    Job,
-    JobStore,
-    NewJob,
-    OpenJob,
-    StoreError,
-)
+from kernelwright.sandbox.service.store import Begun, DeviceKind, Ending, Job, JobStore, NewJob, OpenJob, StoreError
 from kernelwright.sandbox.verdict.errors import SandboxError
 from kernelwright.sandbox.verdict.report import report
 

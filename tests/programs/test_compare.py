@@ -7,17 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kernelwright.problems import ProblemError
-from kernelwright.programs.compare import (
-    Comparison,
-    Order,
-    StageError,
-    Times,
-    compare,
-    drawn,
-    folded,
-    headline,
-    words,
-)
+from kernelwright.programs.compare import Comparison, Order, StageError, Times, compare, drawn, folded, headline, words
 from tests.support.programs import KERNEL, ROWS, run_over_gates, script
 
 

@@ -9,14 +9,7 @@ import pytest
 from kernelwright.agent.config import ProviderOptions
 from kernelwright.agent.log.records import Ask, Reply, Request, Usage
 from kernelwright.agent.log.view import fold
-from kernelwright.agent.providers import (
-    CACHED,
-    CachedProvider,
-    ProviderError,
-    ReplyCache,
-    answer_key,
-    check_provider,
-)
+from kernelwright.agent.providers import CACHED, CachedProvider, ProviderError, ReplyCache, answer_key, check_provider
 from kernelwright.agent.providers.files import FilesProvider
 from tests.support.processes import no_room
 from tests.support.search import CONFIG, PROBLEM, Scripted, new_log, reply_with, searched

@@ -9,15 +9,7 @@ import pytest
 
 from bench.results.again import join, read_hazards
 from bench.results.asking import without_open
-from bench.results.figures import (
-    after_each_answer,
-    by_idea,
-    by_role,
-    dtype_boards,
-    failures,
-    level_figures,
-    rounds,
-)
+from bench.results.figures import after_each_answer, by_idea, by_role, dtype_boards, failures, level_figures, rounds
 from bench.results.keeping import Chosen, keep, read_selection
 from bench.results.page import write_page
 from bench.results.records import (

@@ -26,9 +26,7 @@ from kernelwright.sandbox.authenticity.library_calls import (
     vendor_symbols,
     vendor_words,
 )
-from kernelwright.sandbox.authenticity.operator_names import (
-    OPERATORS,
-)
+from kernelwright.sandbox.authenticity.operator_names import OPERATORS
 from tests.sandbox.authenticity.test_authenticity import asked
 
 RECORDED = sorted(loading.CATALOG.glob("*/recorded/*/*.md"))

@@ -56,8 +56,8 @@ def test_equal_results_are_not_drawn():
     assert not drawn(torch.zeros(16, 128))
 
 
-def other(tensor, names=("w",), changing=("w",), seed=1):
-    return changed(names, [RawTensor.of(tensor)], changing, seed)[0].tensor()
+def other(tensor, names=("w",), changing=("w",), seed=1, device="cpu"):
+    return changed(names, [RawTensor.of(tensor)], changing, seed, device)[0].tensor()
 
 
 def test_changed_weights_are_of_their_kind_and_near_their_own_values():
@@ -78,16 +78,20 @@ def test_another_seed_gives_other_weights():
     assert not torch.equal(other(torch.ones(9), seed=1), other(torch.ones(9), seed=2))
 
 
-def test_large_weights_change_as_small_ones_do_and_the_same_for_a_seed():
-    weights = torch.randn(3, BLOCK + 7)
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])])
+def test_large_weights_change_as_small_ones_do_and_the_same_for_a_seed(device):
+    weights = torch.randn(3, BLOCK[device] + 7)
     weights[2, 5] = torch.inf
-    found = other(weights)
-    assert torch.equal(found, other(weights)) and found.shape == weights.shape and found[2, 5] == torch.inf
+    found, again = (other(weights, device=device) for _ in range(2))
+    assert torch.equal(found, again) and found.shape == weights.shape and found[2, 5] == torch.inf
     finite = weights.isfinite()
     moved = (found - weights)[finite] / weights[finite].square().mean().sqrt()
     assert 0.024 < moved.mean() < 0.026
     assert (moved != 0).float().mean() > 0.99
-    first, second = other(torch.zeros(2, BLOCK))
+    first, second = other(torch.zeros(2, BLOCK[device]), device=device)
     assert not torch.equal(first, second), "every block draws its own"
 
 
