@@ -90,7 +90,8 @@ Where each comes from:""",
 Rules read each kept kernel's source; a rule can miss what is written in an unusual way, and none changes a verdict.
 
 - emulated fp32: products of fp16, TF32 or bf16 pieces on tensor cores (`fp16x3`: two pieces an operand, three
-  products), within the error bound of `ieee`; cuBLAS and cuDNN compute in fp32 then;
+  products; `int8`: what fp16 leaves, in fixed point), within the error bound of `ieee`; cuBLAS and cuDNN compute in
+  fp32 then;
 - other algorithm: below the roofline's time, with fewer operations than the reference;
 - spin barrier: a block waits for what another block stores, so all must be resident at once;
 - device globals: state of its own on the device, so two streams cannot run it at once;

@@ -11,6 +11,8 @@ TENSOR_CORES = re.compile(r"k(?:16|8)(?:\.row\.col)?\.f32\.(f16|bf16|tf32)\.")
 """The end of an instruction's shape and its types: the beginning may be put together from pieces."""
 PRODUCTS = {"f16": "fp16x3", "tf32": "tf32x3", "bf16": "bf16x6"}
 """The fewest products of pieces that keep the bound of `ieee`: two pieces an operand, for bf16 three."""
+INTEGERS = re.compile(r"k32(?:\.row\.col)?\.s32\.s8\.")
+"""Of products that correct those of fp16 pieces in place of further ones."""
 SHARED_LOAD = re.compile(
     r"ld\.(?:acquire|volatile)|ld\.relaxed\.(?:gpu|sys)|load_acquire|nanosleep|atomicCAS|atomicExch"
 )
@@ -34,7 +36,8 @@ def tags(source: str, dtype: str, is_below_roofline: bool = False) -> tuple[str,
     found = []
     cores = TENSOR_CORES.search(code)
     if dtype == "float32" and cores:
-        found.append(f"emulated fp32 ({PRODUCTS[cores[1]]})")
+        pieces = "fp16 and int8" if INTEGERS.search(code) else PRODUCTS[cores[1]]
+        found.append(f"emulated fp32 ({pieces})")
     if is_below_roofline:
         found.append("other algorithm")
     if _waits_for_blocks(code):

@@ -30,6 +30,7 @@ constexpr int kItems = 4 * kPairs;             // 368 of a stage
 constexpr int kPanel = kLines * 16;            // bytes of 8 channels
 constexpr int kStageBytes = kPanel * 4;        // 32 channels of one input row
 constexpr int kStages = 4;                     // two input rows
+static_assert((kStages & (kStages - 1)) == 0, "ring");
 constexpr int kTapBytes = kChannels * kChannels * 2;
 constexpr int kWeightBytes = kTaps * kTapBytes;
 constexpr int kStagingOffset = kWeightBytes + kStages * kStageBytes;
@@ -38,6 +39,8 @@ constexpr int kBarrierOffset = kStagingOffset + 4 * kConsumers * kStagingBytes;
 constexpr int kSharedBytes = kBarrierOffset + 128;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kAcc = kTile / 2;                // 88 floats a thread
+// tune: kFirst in (1, 2, 3)
+constexpr int kFirst = 2;                      // taps of a stage before the previous stage is handed back
 
 constexpr int kCost = kTile / 8;               // of a row of tile 0 or 1
 constexpr int kLastCost = kLastTile / 8;       // of tile 2
@@ -132,33 +135,55 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t low) {
     return (static_cast<uint64_t>(128 >> 4) << 32) | low;
 }
 
-// The 14 products of one kernel row and 32 channels. `a`, `b`: lower halves of the descriptors.
-template <int kN>
+// The products of the taps kFrom to kTo - 1 of one kernel row and 32 channels, as one group.
+// `a`, `b`: lower halves of the descriptors.
+template <int kN, int kFrom, int kTo>
 __device__ __forceinline__ void products(float (&d)[kAcc], uint32_t a, uint32_t b, int add) {
     begin_products();
 #pragma unroll
-    for (int kw = 0; kw < 7; ++kw) {
+    for (int kw = kFrom; kw < kTo; ++kw) {
 #pragma unroll
         for (int ks = 0; ks < 2; ++ks) {
             multiply<kN>(d, descriptor(a + kw * (kTapBytes / 16) + ks * (2 * kChannels)),
-                         descriptor(b - kw + ks * (2 * kPanel / 16)), kw + ks == 0 ? add : 1);
+                         descriptor(b - kw + ks * (2 * kPanel / 16)), kw == kFrom && ks == 0 ? add : 1);
         }
     }
     commit_products();
 }
 
-// One kernel row and one input row, which lies in two stages.
+// All products of one output row: `chunks` stages, from kernel row `kh` downwards. The products stay under way from
+// stage to stage; only the end waits for all of them.
 template <int kN>
-__device__ __forceinline__ void row_products(float (&d)[kAcc], uint32_t a, uint32_t b, int add, uint64_t* full,
-                                             uint64_t* empty, uint32_t parity, int leader) {
-    bar_wait(full, parity);
-    products<kN>(d, a, b, add);
-    bar_wait(full + 1, parity);
-    products<kN>(d, a + 4 * kChannels, b + kStageBytes / 16, 1);
-    wait_all_but_last();
-    bar_arrive_if(empty, leader);
+__device__ __forceinline__ void row_products(float (&d)[kAcc], uint32_t a_low, uint32_t b_low, int kh, int chunks,
+                                             uint64_t* full, uint64_t* empty, uint64_t* weights_full, int& stage,
+                                             uint32_t& parity, int leader) {
+    uint32_t a = a_low + kh * (7 * kTapBytes / 16);
+    bar_wait(&weights_full[kh], 0);
+    bar_wait(&full[stage], parity);
+    products<kN, 0, 7>(d, a, b_low + stage * (kStageBytes / 16), 0);   // overwrites the sums
+#pragma unroll 1
+    for (int c = 1; c < chunks; ++c) {
+        const int before = stage;
+        stage = (stage + 1) & (kStages - 1);
+        if (stage == 0) parity ^= 1;
+        if (c & 1) {
+            a += 4 * kChannels;   // the other 32 channels
+        } else {
+            a -= 4 * kChannels + 7 * kTapBytes / 16;   // the next input row
+            --kh;
+            bar_wait(&weights_full[kh], 0);
+        }
+        bar_wait(&full[stage], parity);
+        const uint32_t b = b_low + stage * (kStageBytes / 16);
+        products<kN, 0, kFirst>(d, a, b, 1);
+        wait_all_but_last();   // the stage before is done with
+        bar_arrive_if(&empty[before], leader);
+        products<kN, kFirst, 7>(d, a, b, 1);
+    }
     wait_products(d);
-    bar_arrive_if(empty + 1, leader);
+    bar_arrive_if(&empty[stage], leader);
+    stage = (stage + 1) & (kStages - 1);
+    if (stage == 0) parity ^= 1;
 }
 
 // Writes 16 channels and up to 176 columns of one output row, through 1 KB of the warp's own.
@@ -351,6 +376,7 @@ conv_kernel(const __nv_bfloat16* __restrict__ x, const unsigned char* __restrict
         const uint32_t b_low =
             ((shared_address(stages) + 8 * 16) & 0x3ffff) >> 4 | static_cast<uint32_t>(kPanel >> 4) << 16;
 
+        int stage = 0;   // of the ring
         float acc[kAcc];
 #pragma unroll
         for (int i = 0; i < kAcc; ++i) acc[i] = 0.0f;
@@ -369,37 +395,35 @@ conv_kernel(const __nv_bfloat16* __restrict__ x, const unsigned char* __restrict
             __nv_bfloat16* const image =
                 out + static_cast<int64_t>(n * kChannels + warp * 16) * (kOutH * kOutW) + tile * kTile;
             int r = r0 + group;
+            int ih = first_row;
 #pragma unroll 1
-            for (int ih = first_row; ih < end_row; ++ih) {
+            while (ih < end_row) {
                 const int kh = r - ih;
-                uint64_t* const row_full = full + 2 * slot;
-                uint64_t* const row_empty = empty + 2 * slot;
                 if (kh <= 2 && r < r1) {
-                    // The first input row of an output row overwrites the sums.
-                    const int add = (kh == 2 || ih == 0) ? 0 : 1;
-                    const uint32_t a = a_low + kh * (7 * kTapBytes / 16);
-                    const uint32_t b = b_low + slot * (2 * kStageBytes / 16);
-                    bar_wait(&weights_full[kh], 0);
+                    // ih is the first input row of output row r; the last one is r or the end of the image.
+                    const int rows = min(r, kH - 1) - ih + 1;
                     if (tile == 2) {
-                        row_products<kLastTile>(acc, a, b, add, row_full, row_empty, parity, leader);
+                        row_products<kLastTile>(acc, a_low, b_low, kh, 2 * rows, full, empty, weights_full, stage,
+                                                parity, leader);
                     } else {
-                        row_products<kTile>(acc, a, b, add, row_full, row_empty, parity, leader);
+                        row_products<kTile>(acc, a_low, b_low, kh, 2 * rows, full, empty, weights_full, stage, parity,
+                                            leader);
                     }
-                    if (kh == 0 || ih == kH - 1) {
-                        store_row(acc, staging, image + r * kOutW, columns, lane);
-                        r += 3;
-                    }
+                    store_row(acc, staging, image + r * kOutW, columns, lane);
+                    ih += rows;
+                    r += 3;
                 } else {
                     // No use for this row: hand it back.
-                    bar_wait(row_full, parity);
-                    __syncwarp();
-                    bar_arrive_if(row_empty, leader);
-                    bar_wait(row_full + 1, parity);
-                    __syncwarp();
-                    bar_arrive_if(row_empty + 1, leader);
+#pragma unroll 1
+                    for (int chunk = 0; chunk < 2; ++chunk) {
+                        bar_wait(&full[stage], parity);
+                        __syncwarp();
+                        bar_arrive_if(&empty[stage], leader);
+                        stage = (stage + 1) & (kStages - 1);
+                        if (stage == 0) parity ^= 1;
+                    }
+                    ++ih;
                 }
-                slot ^= 1;
-                if (slot == 0) parity ^= 1;
             }
         }
     }
@@ -443,7 +467,7 @@ extern "C" int conv_transpose_3x7(const void* x, const void* weight, void* packe
 
 library = ctypes.CDLL(
     load_inline(
-        name="conv_transpose_3x7_rows",
+        name="conv_transpose_3x7_stream",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a"],

@@ -14,11 +14,11 @@ constexpr int kOutHeight = 126, kOutWidth = 250;
 constexpr int kKernelH = 3, kKernelW = 7;
 
 constexpr int kThreads = 256;
-// tune: STAGES in (4, 5)
+// tune: STAGES in (4, 5, 8)
 constexpr int STAGES = 4;
-// tune: READ_ONCE in (0, 1)
+// tune: BUFFERS in (2, 3)
+constexpr int BUFFERS = 3;
 constexpr int READ_ONCE = 1;
-constexpr int kBuffers = 2;
 
 constexpr int kTileRows = 32;                                  // output rows of a tile
 constexpr int kParts = 4;                                      // tiles of an image
@@ -30,7 +30,7 @@ constexpr int kGroupPitch = kGroupBytes + 16;                  // 2064
 constexpr int kStageBytes = 8 * kGroupPitch;                   // 16512: 32 rows
 constexpr int kOutRowBytes = kOutWidth * 2;                    // 500
 constexpr int kBufferBytes = 16128;                            // at least 32 * 500 + 120
-constexpr int kSharedBytes = STAGES * kStageBytes + kBuffers * kBufferBytes;
+constexpr int kSharedBytes = STAGES * kStageBytes + BUFFERS * kBufferBytes;
 constexpr int kFit = 233472 / (kSharedBytes + 1024 + 128);
 constexpr int kBlocksPerSM = kFit < 1 ? 1 : (kFit > 2 ? 2 : kFit);
 constexpr int kMultiprocessors = 132;
@@ -39,6 +39,7 @@ static_assert(kStageBytes % 128 == 0 && kBufferBytes % 128 == 0, "alignment");
 static_assert(kBufferBytes >= kTileRows * kOutRowBytes + 120, "staging");
 static_assert(kParts * kTileRows == kHeight, "tiles");
 static_assert(STAGES >= 3, "the next stage is read as well, and tile numbers need a barrier in between");
+static_assert(BUFFERS >= 2, "the next buffer is written while the last is stored");
 static_assert(kFixed * kMultiprocessors * kBlocksPerSM <= kImages, "each block's first images exist");
 
 // The draws of this launch so far. It is 0 between launches: the last draw of a launch wraps it.
@@ -105,6 +106,30 @@ __device__ __forceinline__ void multiply(float (&d)[4], uint32_t a0, uint32_t a1
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// One weight, if column is 0 to 6; otherwise to stays what it is, which is 0.
+__device__ __forceinline__ void load_tap(unsigned short& to, uint64_t from, int column) {
+    asm volatile("{\n.reg .pred inside;\nsetp.lt.u32 inside, %2, 7;\n@inside ld.global.nc.u16 %0, [%1];\n}"
+                 : "+h"(to) : "l"(from), "r"(column));
+}
+// The taps of a channel that this thread needs; they are used only a tile later.
+__device__ __forceinline__ void load_taps(unsigned short (&taps)[kKernelH][4], uint64_t weight, int channel,
+                                          int tap) {
+    const int64_t first = static_cast<int64_t>(channel * (kKernelH * kKernelW) + tap) * 2;
+    const uint64_t from = weight + static_cast<uint64_t>(first);
+#pragma unroll
+    for (int kh = 0; kh < kKernelH; ++kh) {
+        load_tap(taps[kh][0], from + (kh * kKernelW + 0) * 2, tap);
+        load_tap(taps[kh][1], from + (kh * kKernelW + 1) * 2, tap + 1);
+        load_tap(taps[kh][2], from + (kh * kKernelW + 8) * 2, tap + 8);
+        load_tap(taps[kh][3], from + (kh * kKernelW + 9) * 2, tap + 9);
+    }
+}
+__device__ __forceinline__ uint32_t pair(unsigned short low, unsigned short high) {
+    uint32_t both;
+    asm("mov.b32 %0, {%1, %2};" : "=r"(both) : "h"(low), "h"(high));
+    return both;
+}
+
 // By the whole of one warp: the 32 input rows of a tile into a stage, four rows at a pitch of kGroupPitch.
 __device__ __forceinline__ void fetch(const char* x, int tile, char* stage, uint64_t* full, int lane,
                                       uint64_t policy) {
@@ -149,8 +174,8 @@ depthwise_kernel(const char* __restrict__ x, const unsigned short* __restrict__ 
             const int tile = (static_cast<int>(blockIdx.x) + (s / kParts) * step) * kParts + s % kParts;
             fetch(x, tile, stages + s * kStageBytes, &full[s], lane, policy);
         }
-        draw(ticket, limit, lane);
     }
+    if (warp == 0) draw(ticket, limit, lane);
 
     // Of ldmatrix: matrices 0 to 3 are rows 4 m + 0..3, matrices 4 and 5 rows 4 (m + 1) + 0..1. The latter are in
     // the next stage where m is 7.
@@ -164,9 +189,14 @@ depthwise_kernel(const char* __restrict__ x, const unsigned short* __restrict__ 
     const int column = warp * 32 + 2 * t;  // of the first of the warp's four chunks
     const int place = (4 * g) * kOutRowBytes + column * 2;
 
-    uint32_t b[kKernelH][2];  // the Toeplitz matrix of each kernel row, for the image at hand
+    // The taps of the image at hand; from the start of its last tile on those of the next image.
+    const uint64_t weight_at = static_cast<uint64_t>(__cvta_generic_to_global(weight));
+    unsigned short taps[kKernelH][4];
 #pragma unroll
-    for (int kh = 0; kh < kKernelH; ++kh) b[kh][0] = b[kh][1] = 0;
+    for (int kh = 0; kh < kKernelH; ++kh)
+#pragma unroll
+        for (int q = 0; q < 4; ++q) taps[kh][q] = 0;
+    load_taps(taps, weight_at, static_cast<int>(blockIdx.x) % kChannels, tap);
 
     int s = 0, buffer = 0;
     uint32_t parity = 0;
@@ -181,19 +211,15 @@ depthwise_kernel(const char* __restrict__ x, const unsigned short* __restrict__ 
         const int following = s + 1 == STAGES ? 0 : s + 1;
         const uint32_t following_parity = following == 0 ? parity ^ 1u : parity;
 
-        if (part == 0) {  // each image is begun with its first tile
-            const unsigned short* w = weight + (image % kChannels) * (kKernelH * kKernelW);
+        uint32_t b[kKernelH][2];  // the Toeplitz matrix of each kernel row
 #pragma unroll
-            for (int kh = 0; kh < kKernelH; ++kh) {
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int low = tap + 8 * half, high = low + 1;
-                    uint32_t v0 = 0, v1 = 0;
-                    if (low >= 0 && low < kKernelW) v0 = __ldg(w + kh * kKernelW + low);
-                    if (high >= 0 && high < kKernelW) v1 = __ldg(w + kh * kKernelW + high);
-                    b[kh][half] = v0 | (v1 << 16);
-                }
-            }
+        for (int kh = 0; kh < kKernelH; ++kh) {
+            b[kh][0] = pair(taps[kh][0], taps[kh][1]);
+            b[kh][1] = pair(taps[kh][2], taps[kh][3]);
+        }
+        if (last) {  // the next tile begins another image, if there is one
+            const int next_tile = tile_of[following];
+            if (next_tile < kTiles) load_taps(taps, weight_at, (next_tile / kParts) % kChannels, tap);
         }
 
         wait(&full[s], parity);
@@ -250,8 +276,9 @@ depthwise_kernel(const char* __restrict__ x, const unsigned short* __restrict__ 
             }
         }
         show_stores();
-        // The stores before this tile's have read their buffers, so that after the barrier the next may be written.
-        if (threadIdx.x == 32) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kBuffers - 2) : "memory");
+        // All but the latest BUFFERS - 2 of the stores so far have read their buffers, so that after the barrier the
+        // next buffer may be written.
+        if (threadIdx.x == 32) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(BUFFERS - 2) : "memory");
         __syncthreads();
 
         if (warp == 0) {
@@ -278,7 +305,7 @@ depthwise_kernel(const char* __restrict__ x, const unsigned short* __restrict__ 
 
         s = following;
         parity = following_parity;
-        if (++buffer == kBuffers) buffer = 0;
+        if (++buffer == BUFFERS) buffer = 0;
     }
     if (threadIdx.x == 32) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
@@ -299,7 +326,7 @@ extern "C" int depthwise_conv(const void* x, const void* weight, void* out, void
 
 library = ctypes.CDLL(
     load_inline(
-        name="depthwise_conv_3x7_toeplitz_images",
+        name="depthwise_conv_3x7_toeplitz_taps_ahead",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3"],

@@ -16,25 +16,25 @@ constexpr int kW = 384;
 constexpr int kPooled = 95;
 constexpr int kThreads = 384;
 constexpr int kWarps = kThreads / 32;
-constexpr int kSteps = 48;        // of each half of the image
-constexpr int kSecondStart = 47;  // first py of the second half (that step is discarded)
+constexpr int kSteps = 48;        // the first half has 48 rows of positions, the second 47 (its step 1 is discarded)
+constexpr int kSecondStart = 48;  // first py of the second half
 constexpr int kStages = 4;
 constexpr int kRowBytes = kW * 2;              // 768
 constexpr int kPitch = 4 * kRowBytes + 16;     // 3088: one channel's four rows
 constexpr int kHalfBytes = kChannels * kPitch;
 constexpr int kStageBytes = 2 * kHalfBytes;    // 49408
-constexpr int kPairs = 9;                      // pairs of taps of a lane = k16 steps
+constexpr int kPairs = 9;                      // pairs of taps of a lane = k16 steps; one more holds the bias
 constexpr int kEarlyPairs = 4;                 // those that need the lane's first channel only
 constexpr int kLatePairs = kPairs - kEarlyPairs;
 
 constexpr int kWeightAt = kStages * kStageBytes;               // 197632
-constexpr int kWeightBytes = 2 * kPairs * kOut * 16;           // 18432
-constexpr int kBiasAt = kWeightAt + kWeightBytes;
-constexpr int kBarrierAt = kBiasAt + 8 * 4 * 16;
+constexpr int kWeightBytes = 2 * (kPairs + 1) * kOut * 16;     // 20480
+constexpr int kBarrierAt = kWeightAt + kWeightBytes;
 constexpr int kPartialAt = kBarrierAt + 2 * kStages * 8;
 constexpr int kSharedBytes = kPartialAt + 64;
 
 static_assert(kWeightAt % 128 == 0, "alignment");
+static_assert(kBarrierAt % 8 == 0, "alignment");
 static_assert(kSharedBytes <= 232448, "shared memory");
 static_assert(kSteps % 2 == 0, "steps go in pairs");
 
@@ -45,8 +45,11 @@ __device__ __forceinline__ void start(uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 __device__ __forceinline__ void show_started() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+// Only where flag is not 0; without a branch, since products may be under way.
+__device__ __forceinline__ void arrive_if(uint64_t* barrier, int flag) {
+    asm volatile(
+        "{\n.reg .pred mine;\nsetp.ne.s32 mine, %1, 0;\n@mine mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
+            shared_address(barrier)), "r"(flag) : "memory");
 }
 __device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
@@ -89,14 +92,36 @@ __device__ __forceinline__ void multiply(float (&d)[32], const uint32_t (&a)[4],
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
 }
 
+// D = A B: what D held before is not read.
+__device__ __forceinline__ void multiply_first(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+          "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+          "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+          "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(0));
+}
+
 __device__ __forceinline__ float low_of(uint32_t v) { return __uint_as_float(v << 16); }
 __device__ __forceinline__ float high_of(uint32_t v) { return __uint_as_float(v & 0xffff0000u); }
 
-// Volatile, to stay between the products' start and the wait for them.
+// Volatile, to stay in its place among the products' starts and the wait for them.
 __device__ __forceinline__ float tanh_of(float v) {
     float t;
     asm volatile("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(v));
     return t;
+}
+
+// sum[0], sum[1]: of the lane's first position; sum[2], sum[3]: of its second.
+template <int kFrom, int kCount>
+__device__ __forceinline__ void add_tanh(const float (&d)[32], float (&sum)[4]) {
+#pragma unroll
+    for (int k = kFrom; k < kFrom + kCount; ++k) sum[k % 4] += tanh_of(d[k]);
 }
 
 // Sums of 4 neighbouring values of one row, for two neighbouring positions: t[position * 3 + kx].
@@ -117,18 +142,24 @@ __device__ __forceinline__ void row_sums(const unsigned char* at, float (&t)[6])
 
 // The 4 x 4 sums of one channel, for two neighbouring positions: box[position][ky * 3 + kx]. last: horizontal sums of
 // row 4 * py + 1; both: of rows 4 * py and 4 * py + 1 together; both are moved on to the next py.
+// In between, 12 of the results of the step before go through tanh, from kFrom on.
+template <int kFrom>
 __device__ __forceinline__ void box_sums(const unsigned char* at, float (&last)[6], float (&both)[6],
-                                         float (&box)[2][9]) {
+                                         float (&box)[2][9], const float (&before)[32], float (&sum)[4]) {
     float v[6], t2[6], t3[6];
     {
         float t0[6], t1[6];
         row_sums(at, t0);
+        add_tanh<kFrom, 3>(before, sum);
         row_sums(at + kRowBytes, t1);
+        add_tanh<kFrom + 3, 3>(before, sum);
 #pragma unroll
         for (int k = 0; k < 6; ++k) v[k] = t0[k] + t1[k];
     }
     row_sums(at + 2 * kRowBytes, t2);
+    add_tanh<kFrom + 6, 3>(before, sum);
     row_sums(at + 3 * kRowBytes, t3);
+    add_tanh<kFrom + 9, 3>(before, sum);
 #pragma unroll
     for (int k = 0; k < 6; ++k) {
         const int position = k / 3, kx = k % 3;
@@ -151,21 +182,26 @@ __device__ __forceinline__ void split(float s0, float s1, uint32_t& hi, uint32_t
     lo = *reinterpret_cast<const uint32_t*>(&both);
 }
 
-// By one whole warp. Item 0: the two rows before the first step, as rows 2 and 3 of the stage. Item i: the four rows
-// 4 * py + 2 to 4 * py + 5 of step py = first + i - 1. Lane half * 8 + c copies channel c of that half.
+// By one whole warp. Lane half * 8 + c copies channel c of that half. The second half begins one item later, so that
+// both end with item kSteps. A half's first item: the two rows before its first step, as rows 2 and 3 of the stage.
+// Then: the four rows 4 * py + 2 to 4 * py + 5 of each py.
 __device__ __forceinline__ void fill(unsigned char* shared, uint64_t* full, const __nv_bfloat16* image, int item,
                                      int lane) {
     const int s = item % kStages;
-    const uint32_t bytes = item == 0 ? 2 * kRowBytes : 4 * kRowBytes;
-    if (lane == 0) arrive_and_expect(&full[s], 2 * kChannels * bytes);
+    const int rows = item == 0 ? 2 : (item == 1 ? 6 : 8);  // of both halves together
+    if (lane == 0) arrive_and_expect(&full[s], static_cast<uint32_t>(rows * kChannels * kRowBytes));
     __syncwarp();
     if (lane < 2 * kChannels) {
         const int half = lane / kChannels, channel = lane % kChannels;
-        const int first = half * kSecondStart;
-        const int row = item == 0 ? 4 * first : 4 * (first + item - 1) + 2;
-        unsigned char* to = shared + s * kStageBytes + half * kHalfBytes + channel * kPitch +
-                            (item == 0 ? 2 * kRowBytes : 0);
-        bulk_load(to, image + channel * (kH * kW) + row * kW, bytes, &full[s]);
+        const int age = item - half;
+        if (age >= 0) {
+            const int first = half * kSecondStart;
+            const int row = age == 0 ? 4 * first : 4 * (first + age - 1) + 2;
+            const uint32_t bytes = age == 0 ? 2 * kRowBytes : 4 * kRowBytes;
+            unsigned char* to = shared + s * kStageBytes + half * kHalfBytes + channel * kPitch +
+                                (age == 0 ? 2 * kRowBytes : 0);
+            bulk_load(to, image + channel * (kH * kW) + row * kW, bytes, &full[s]);
+        }
     }
     __syncwarp();
 }
@@ -175,7 +211,6 @@ conv_pool_sigmoid_sum_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfl
                              const __nv_bfloat16* __restrict__ bias, __nv_bfloat16* __restrict__ out) {
     extern __shared__ __align__(128) unsigned char shared[];
     unsigned char* weights = shared + kWeightAt;
-    float4* half_bias = reinterpret_cast<float4*>(shared + kBiasAt);
     uint64_t* full = reinterpret_cast<uint64_t*>(shared + kBarrierAt);
     uint64_t* empty = full + kStages;
     float* partial = reinterpret_cast<float*>(shared + kPartialAt);
@@ -211,18 +246,23 @@ conv_pool_sigmoid_sum_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfl
         *reinterpret_cast<__nv_bfloat162*>(to) = scaled;
         *reinterpret_cast<__nv_bfloat162*>(to + kOut * 16) = scaled;
     }
-    if (tid < 32) {
-        const int column = tid / 4 * 8 + tid % 4 * 2;
-        const float b0 = 0.5f * __bfloat162float(bias[column]);
-        const float b1 = 0.5f * __bfloat162float(bias[column + 1]);
-        half_bias[tid] = make_float4(b0, b1, b0, b1);
+    // Half the bias (exact) as k = 0 of the last k16 step; k = 1 to 15 are zero.
+    if (tid < kOut) {
+        const uint32_t bits = __bfloat16_as_ushort(__float2bfloat16_rn(0.5f * __bfloat162float(bias[tid])));
+        unsigned char* to = weights + 2 * kPairs * (kOut * 16) + tid * 16;
+        *reinterpret_cast<uint4*>(to) = make_uint4(bits, 0u, 0u, 0u);
+        *reinterpret_cast<uint4*>(to + kOut * 16) = make_uint4(0u, 0u, 0u, 0u);
     }
     show_stores();
     __syncthreads();
 
     const uint64_t descriptor = describe_weights(shared_address(weights));
     const unsigned char* mine = shared + half * kHalfBytes + 2 * q * kPitch + chunk * 128 + r * 16;
+    const uint32_t one = q == 0 ? 0x3f80u : 0u;  // 1 for k = 0, 0 for the others
+    const uint32_t ones[4] = {one, one, 0u, 0u};
+    const int leads = lane == 0 ? 1 : 0;
 
+    // For the second half this reads what no copy has written: it only enters step 1, which is discarded.
     float last[2][6];   // horizontal sums of row 4 * py + 1
     float both[2][6];   // of rows 4 * py and 4 * py + 1 together
     wait(&full[0], 0);
@@ -238,13 +278,13 @@ conv_pool_sigmoid_sum_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfl
         }
     }
     __syncwarp();
-    if (lane == 0) arrive(&empty[0]);
+    arrive_if(&empty[0], leads);
     __syncwarp();
 
-    float sum00 = 0.0f, sum01 = 0.0f, sum10 = 0.0f, sum11 = 0.0f;
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 
-    // Two sets of accumulators in turn: while the products of one step run, the other set, of the step before, is
-    // put through tanh. Before the first step that set is zero and adds nothing.
+    // Two sets of accumulators in turn: during one step the other set, of the step before, is put through tanh,
+    // between the row sums. Before the first step that set is zero and adds nothing.
     float d[2][32];
 #pragma unroll
     for (int k = 0; k < 32; ++k) d[1][k] = 0.0f;
@@ -263,7 +303,7 @@ conv_pool_sigmoid_sum_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfl
             float kept0, kept1;
             {
                 float box[2][9];
-                box_sums(stage, last[0], both[0], box);
+                box_sums<0>(stage, last[0], both[0], box, d[u ^ 1], sum);
 #pragma unroll
                 for (int j = 0; j < kEarlyPairs; ++j) {
                     split(box[0][2 * j], box[0][2 * j + 1], early[j][0], early[j][2]);
@@ -273,21 +313,12 @@ conv_pool_sigmoid_sum_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfl
                 kept1 = box[1][8];
             }
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const float4 b = half_bias[j * 4 + q];
-                d[u][4 * j] = b.x;
-                d[u][4 * j + 1] = b.y;
-                d[u][4 * j + 2] = b.z;
-                d[u][4 * j + 3] = b.w;
-            }
-#pragma unroll
-            for (int k = 0; k < 32; ++k) asm volatile("" : "+f"(d[u][k])::"memory");
-#pragma unroll
             for (int j = 0; j < kEarlyPairs; ++j) {
 #pragma unroll
                 for (int k = 0; k < 4; ++k) asm volatile("" : "+r"(early[j][k])::"memory");
             }
             begin_products();
+            multiply_first(d[u], ones, descriptor + static_cast<uint64_t>((2 * kPairs * kOut * 16) >> 4));
 #pragma unroll
             for (int j = 0; j < kEarlyPairs; ++j) {
                 multiply(d[u], early[j], descriptor + static_cast<uint64_t>((2 * j * kOut * 16) >> 4));
@@ -298,7 +329,7 @@ conv_pool_sigmoid_sum_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfl
             uint32_t late[kLatePairs][4];
             {
                 float box[2][9];
-                box_sums(stage + kPitch, last[1], both[1], box);
+                box_sums<12>(stage + kPitch, last[1], both[1], box, d[u ^ 1], sum);
                 split(kept0, box[0][0], late[0][0], late[0][2]);
                 split(kept1, box[1][0], late[0][1], late[0][3]);
 #pragma unroll
@@ -320,27 +351,21 @@ conv_pool_sigmoid_sum_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfl
             }
             commit_products();
 
-            // The step before, meanwhile.
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                sum00 += tanh_of(d[u ^ 1][4 * j]);
-                sum01 += tanh_of(d[u ^ 1][4 * j + 1]);
-                sum10 += tanh_of(d[u ^ 1][4 * j + 2]);
-                sum11 += tanh_of(d[u ^ 1][4 * j + 3]);
-            }
+            // The stage has been read.
+            __syncwarp();
+            arrive_if(&empty[s], leads);
+
+            // The rest of the step before.
+            add_tanh<24, 8>(d[u ^ 1], sum);
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
             for (int k = 0; k < 32; ++k) asm volatile("" : "+f"(d[u][k])::"memory");
 
-            if (u == 1 && first == 1 && half == 1) {  // step 1, just added: py = 47 belongs to the first half
-                sum00 = 0.0f;
-                sum01 = 0.0f;
-                sum10 = 0.0f;
-                sum11 = 0.0f;
+            if (u == 1 && first == 1 && half == 1) {  // step 1, just added: the second half starts with step 2
+#pragma unroll
+                for (int k = 0; k < 4; ++k) sum[k] = 0.0f;
             }
 
-            __syncwarp();
-            if (lane == 0) arrive(&empty[s]);
             if (warp == 0 && i + kStages - 1 <= kSteps) {
                 wait(&empty[(i - 1) % kStages], ((i - 1) / kStages) & 1);
                 fill(shared, full, image, i + kStages - 1, lane);
@@ -350,26 +375,20 @@ conv_pool_sigmoid_sum_kernel(const __nv_bfloat16* __restrict__ x, const __nv_bfl
     }
 
     // The last step.
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-        sum00 += tanh_of(d[1][4 * j]);
-        sum01 += tanh_of(d[1][4 * j + 1]);
-        sum10 += tanh_of(d[1][4 * j + 2]);
-        sum11 += tanh_of(d[1][4 * j + 3]);
-    }
+    add_tanh<0, 32>(d[1], sum);
 
-    float sum = sum00 + sum01;
-    const float odd = sum10 + sum11;
-    if (!(chunk == 5 && r == 7)) sum += odd;  // position 95 does not exist
+    float total = sum[0] + sum[1];
+    const float odd = sum[2] + sum[3];
+    if (!(chunk == 5 && r == 7)) total += odd;  // position 95 does not exist
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    if (lane == 0) partial[warp] = sum;
+    for (int offset = 16; offset > 0; offset /= 2) total += __shfl_xor_sync(0xffffffffu, total, offset);
+    if (lane == 0) partial[warp] = total;
     __syncthreads();
     if (tid == 0) {
-        float total = 0.0f;
-        for (int k = 0; k < kWarps; ++k) total += partial[k];
+        float all = 0.0f;
+        for (int k = 0; k < kWarps; ++k) all += partial[k];
         constexpr float kHalfCount = 0.5f * kOut * kPooled * kPooled;
-        out[blockIdx.x] = __float2bfloat16_rn(kHalfCount + 0.5f * total);
+        out[blockIdx.x] = __float2bfloat16_rn(kHalfCount + 0.5f * all);
     }
 }
 
@@ -393,7 +412,7 @@ extern "C" int conv_pool_sigmoid_sum(const void* x, const void* weight, const vo
 
 library = ctypes.CDLL(
     load_inline(
-        name="conv_pool_sigmoid_sum",
+        name="conv_pool_sigmoid_sum_spread",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],

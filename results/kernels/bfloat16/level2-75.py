@@ -13,7 +13,8 @@ SOURCE = r"""
 constexpr int kM = 1024, kN = 8192, kK = 8192;
 constexpr int kTileM = 128, kTileN = 256, kTileK = 64;
 constexpr int kStages = 4;
-constexpr int kAhead = 12;  // tune: kAhead in (8, 12, 16)
+constexpr int kAhead = 12;
+constexpr int kLag = 3;                                    // steps that the second warpgroup ends a tile later
 constexpr int kTiles = 2;                                  // tiles of a block, side by side along n
 constexpr int kColumns = kTiles * kTileN;                  // 512 columns of a block
 constexpr int kColumnBlocks = kN / kColumns;               // 16
@@ -27,9 +28,10 @@ constexpr uint32_t kStageBytes = kBytesA + kBytesB;        // 49152
 constexpr int kThreads = 384;
 constexpr uint32_t kAtParams = kStages * kStageBytes;      // four arrays of kColumns floats
 constexpr uint32_t kAtRowMin = kAtParams + 4 * kColumns * 4;
-constexpr uint32_t kAtBarriers = kAtRowMin + kTileM * 4;
+constexpr uint32_t kAtBarriers = kAtRowMin + 2 * kTileM * 4;
 constexpr uint32_t kSharedBytes = kAtBarriers + 2 * kStages * 8 + 1024;
-constexpr int kCounterPitch = 32;                          // words between the counters
+static_assert(kLag < kStages, "the first warpgroup must reach the end of a tile while the second pauses");
+static_assert(kColumns == 64 * 8, "64 threads load 8 channels each");
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -54,9 +56,8 @@ __device__ __forceinline__ void arrive_at(uint64_t* barrier, int rank) {
         "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank)
         : "memory");
 }
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 __device__ __forceinline__ void tensor_load(uint32_t to, const CUtensorMap* map, int x, int y, uint64_t* barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
@@ -112,6 +113,9 @@ __device__ __forceinline__ void take_registers() {
 __device__ __forceinline__ void meet(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
+__device__ __forceinline__ void announce(int name, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
 __device__ __forceinline__ float min_nan(float a, float b) {
     float m;
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
@@ -122,21 +126,42 @@ __device__ __forceinline__ float quad_sum(float v) {
     v += __shfl_xor_sync(0xffffffffu, v, 2);
     return v;
 }
-__device__ __forceinline__ unsigned load_acquire(const unsigned* p) {
-    unsigned v;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+// For normal arguments.
+__device__ __forceinline__ float inverse_root(float v) {
+    float r;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+__device__ __forceinline__ uint64_t load_slot(const uint64_t* p) {
+    uint64_t v;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
+}
+__device__ __forceinline__ void store_slot(uint64_t* p, uint64_t v) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 __device__ __forceinline__ uint32_t pair(float low, float high) {
     const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&both);
+}
+// Two bf16 values in a word, the first in the low half.
+__device__ __forceinline__ float2 widen(uint32_t word) {
+    return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
+}
+// Eight channels, half a group, in the order of the accumulators: lane q of four has {2q, 2q + 1, 2q + 8, 2q + 9}.
+__device__ __forceinline__ void spread(const __nv_bfloat16* from, float* to) {
+    const uint4 v = __ldg(reinterpret_cast<const uint4*>(from));
+    *reinterpret_cast<float2*>(to) = widen(v.x);
+    *reinterpret_cast<float2*>(to + 4) = widen(v.y);
+    *reinterpret_cast<float2*>(to + 8) = widen(v.z);
+    *reinterpret_cast<float2*>(to + 12) = widen(v.w);
 }
 
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
 gemm_norm_min_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_w,
                      const __nv_bfloat16* __restrict__ linear_bias, const __nv_bfloat16* __restrict__ gamma,
                      const __nv_bfloat16* __restrict__ beta, const __nv_bfloat16* __restrict__ out_bias,
-                     float* partial, unsigned* counters, __nv_bfloat16* __restrict__ out) {
+                     uint64_t* slots, unsigned* launches, __nv_bfloat16* __restrict__ out) {
     extern __shared__ __align__(1024) uint8_t raw[];
     const uint32_t skip = (1024u - (shared_address(raw) & 1023u)) & 1023u;
     uint8_t* const base = raw + skip;
@@ -156,6 +181,17 @@ gemm_norm_min_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_con
     const int first_row = row_block * kTileM;
     const int first_column = column_block * kColumns;
 
+    // The four clusters of a column block take turns with its weights, the sixteen column blocks with x:
+    // each box is brought into L2 once, some steps before the first load of it.
+    const int turn_w = cluster & (kRowBlocks / 2 - 1);
+    const int half_row = first_column + rank * (kTileN / 2);
+    auto prefetch_step = [&](int j) {
+        const int column = (j % kSteps) * kTileK;
+        if ((j & (kRowBlocks / 2 - 1)) == turn_w)
+            tensor_prefetch(&map_w, column, half_row + (j / kSteps) * kTileN);
+        if ((j & (kColumnBlocks - 1)) == column_block) tensor_prefetch(&map_x, column, first_row);
+    };
+
     if (threadIdx.x == 0) {
         prefetch_map(&map_x);
         prefetch_map(&map_w);
@@ -165,28 +201,18 @@ gemm_norm_min_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_con
         }
         show_started();
     }
-    for (int c = threadIdx.x; c < kColumns; c += kThreads) {
-        s_linear[c] = __bfloat162float(linear_bias[first_column + c]);
-        s_gamma[c] = __bfloat162float(gamma[first_column + c]);
-        s_beta[c] = __bfloat162float(beta[first_column + c]);
-        s_bias[c] = __bfloat162float(out_bias[first_column + c]);
+    __syncwarp();
+    cluster_arrive();
+    if (threadIdx.x == 0) {
+#pragma unroll 1
+        for (int j = 0; j < kStages; ++j) prefetch_step(j);
     }
-    __syncthreads();
-    cluster_barrier();
+    __syncwarp();
+    cluster_wait();
 
     if (threadIdx.x < 128) {
         give_up_registers<40>();
         if (threadIdx.x == 0) {
-            // The four clusters of a column block take turns with its weights, the sixteen column blocks with x:
-            // each box is brought into L2 once, some steps before the first load of it.
-            const int turn_w = cluster & (kRowBlocks / 2 - 1);
-            const int half_row = first_column + rank * (kTileN / 2);
-            auto prefetch_step = [&](int j) {
-                const int column = (j % kSteps) * kTileK;
-                if ((j & (kRowBlocks / 2 - 1)) == turn_w)
-                    tensor_prefetch(&map_w, column, half_row + (j / kSteps) * kTileN);
-                if ((j & (kColumnBlocks - 1)) == column_block) tensor_prefetch(&map_x, column, first_row);
-            };
             int it = 0;
 #pragma unroll 1
             for (int t = 0; t < kTiles; ++t) {
@@ -206,16 +232,38 @@ gemm_norm_min_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_con
                     if (it >= kStages - 1 && it + kAhead < kTiles * kSteps) prefetch_step(it + kAhead);
                 }
             }
+        } else if (threadIdx.x >= 64) {
+            // Two idle warps bring the parameters, eight channels a thread.
+            const int u = threadIdx.x - 64;
+            const int channel = first_column + 8 * u;
+            const int place = (u >> 1) * 16 + (u & 1) * 2;
+            spread(linear_bias + channel, s_linear + place);
+            spread(gamma + channel, s_gamma + place);
+            spread(beta + channel, s_beta + place);
+            const uint4 v = __ldg(reinterpret_cast<const uint4*>(out_bias + channel));
+            float2* const to = reinterpret_cast<float2*>(s_bias + 8 * u);
+            to[0] = widen(v.x);
+            to[1] = widen(v.y);
+            to[2] = widen(v.z);
+            to[3] = widen(v.w);
+            announce(3, 192);  // to each warpgroup a barrier of its own: neither waits for the other
+            announce(4, 192);
         }
         __syncwarp();
+        cluster_arrive();
     } else {
         take_registers<232>();
         const int thread = threadIdx.x - 128;
         const int warp = thread / 32;
         const int lane = thread % 32;
         const int quad = lane % 4;
-        const uint64_t describe_a = describe(tiles + (thread / 128) * (64 * kTileK * 2));
+        const int group = __shfl_sync(0xffffffffu, thread / 128, 0);  // warpgroup: rows 64 group to 64 group + 63
+        const uint64_t describe_a = describe(tiles + group * (64 * kTileK * 2));
         const uint64_t describe_b = describe(tiles + kBytesA);
+        // Every block counts the launches in a word of its own: all words are equal when a launch begins.
+        const unsigned launch = __ldcg(launches + blockIdx.x) + 1u;
+        // A tile is taken in two parts. The second warpgroup pauses between them, the first drains elsewhere.
+        const int middle = group ? kSteps - kLag : kSteps / 2;
 
         float d[128];
 #pragma unroll
@@ -225,10 +273,14 @@ gemm_norm_min_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_con
 
         int it = 0;
 #pragma unroll 1
-        for (int t = 0; t < kTiles; ++t) {
+        for (int part = 0; part < 2 * kTiles; ++part) {
+            const bool last_part = (part & 1) != 0;
+            const int begin = last_part ? middle : 0;
+            const int end = last_part ? kSteps : middle;
+            if (last_part && group) meet(2, 256);  // the first warpgroup has finished its tile
             hold(d);
 #pragma unroll 1
-            for (int k = 0; k < kSteps; ++k, ++it) {
+            for (int k = begin; k < end; ++k, ++it) {
                 const int s = it % kStages;
                 wait(&full[s], (it / kStages) & 1);
                 const uint64_t a = describe_a + uint64_t(s * (kStageBytes >> 4));
@@ -238,90 +290,116 @@ gemm_norm_min_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_con
                 for (int kk = 0; kk < kTileK / 16; ++kk) multiply(d, a + 2 * kk, b + 2 * kk, (k | kk) != 0);
                 commit_products();
                 wait_pending<1>();  // the step before is done: its stage is free
-                if (k > 0 && lane < 2) arrive_at(&empty[(it - 1) % kStages], lane);
+                if (k > begin && lane < 2) arrive_at(&empty[(it - 1) % kStages], lane);
             }
             wait_pending<0>();
             hold(d);
             if (lane < 2) arrive_at(&empty[(it - 1) % kStages], lane);
             __syncwarp();
 
-            // Group g: columns 16 g to 16 g + 15 of the tile; this thread's are 16 g + 2 quad + {0, 1, 8, 9}.
+            if (last_part) {
+                if (!group) announce(2, 256);
+                if (part == 1) meet(3 + group, 192);  // the parameters are in place
+
+                // Norm group g: columns 16 g to 16 g + 15 of the tile; this thread's are 16 g + 2 quad + {0, 1, 8, 9}.
+                const int place = (part >> 1) * kTileN + 4 * quad;
 #pragma unroll
-            for (int g = 0; g < kTileN / 16; ++g) {
-                const int column = t * kTileN + 16 * g + 2 * quad;
-                const float2 l0 = *reinterpret_cast<const float2*>(s_linear + column);
-                const float2 l1 = *reinterpret_cast<const float2*>(s_linear + column + 8);
-                const float2 w0 = *reinterpret_cast<const float2*>(s_gamma + column);
-                const float2 w1 = *reinterpret_cast<const float2*>(s_gamma + column + 8);
-                const float2 b0 = *reinterpret_cast<const float2*>(s_beta + column);
-                const float2 b1 = *reinterpret_cast<const float2*>(s_beta + column + 8);
+                for (int g = 0; g < kTileN / 16; ++g) {
+                    const float4 l = *reinterpret_cast<const float4*>(s_linear + place + 16 * g);
+                    const float4 w = *reinterpret_cast<const float4*>(s_gamma + place + 16 * g);
+                    const float4 b = *reinterpret_cast<const float4*>(s_beta + place + 16 * g);
 #pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    float v0 = d[8 * g + 2 * h] + l0.x;
-                    float v1 = d[8 * g + 2 * h + 1] + l0.y;
-                    float v2 = d[8 * g + 4 + 2 * h] + l1.x;
-                    float v3 = d[8 * g + 4 + 2 * h + 1] + l1.y;
-                    const float mean = quad_sum((v0 + v1) + (v2 + v3)) * (1.0f / 16.0f);
-                    v0 -= mean;
-                    v1 -= mean;
-                    v2 -= mean;
-                    v3 -= mean;
-                    const float variance = quad_sum((v0 * v0 + v1 * v1) + (v2 * v2 + v3 * v3)) * (1.0f / 16.0f);
-                    const float scale = rsqrtf(variance + 1e-5f);
-                    const float y0 = v0 * scale * w0.x + b0.x;
-                    const float y1 = v1 * scale * w0.y + b0.y;
-                    const float y2 = v2 * scale * w1.x + b1.x;
-                    const float y3 = v3 * scale * w1.y + b1.y;
-                    lowest[h] = min_nan(lowest[h], min_nan(min_nan(y0, y1), min_nan(y2, y3)));
+                    for (int h = 0; h < 2; ++h) {
+                        float v0 = d[8 * g + 2 * h] + l.x;
+                        float v1 = d[8 * g + 2 * h + 1] + l.y;
+                        float v2 = d[8 * g + 4 + 2 * h] + l.z;
+                        float v3 = d[8 * g + 4 + 2 * h + 1] + l.w;
+                        const float sum = quad_sum((v0 + v1) + (v2 + v3));
+                        v0 = fmaf(sum, -1.0f / 16.0f, v0);
+                        v1 = fmaf(sum, -1.0f / 16.0f, v1);
+                        v2 = fmaf(sum, -1.0f / 16.0f, v2);
+                        v3 = fmaf(sum, -1.0f / 16.0f, v3);
+                        const float squares = quad_sum(fmaf(v0, v0, v1 * v1) + fmaf(v2, v2, v3 * v3));
+                        const float scale = inverse_root(fmaf(squares, 1.0f / 16.0f, 1e-5f));
+                        const float y0 = fmaf(v0 * scale, w.x, b.x);
+                        const float y1 = fmaf(v1 * scale, w.y, b.y);
+                        const float y2 = fmaf(v2 * scale, w.z, b.z);
+                        const float y3 = fmaf(v3 * scale, w.w, b.w);
+                        lowest[h] = min_nan(lowest[h], min_nan(min_nan(y0, y1), min_nan(y2, y3)));
+                    }
                 }
             }
         }
+        cluster_arrive();  // nothing more goes to the other block
 
-        // The minima of this block's 512 columns, for each of its 128 rows.
+        // The minima of this block's 512 columns, for each of its 128 rows, each in one word with the launch.
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             float v = lowest[h];
             v = min_nan(v, __shfl_xor_sync(0xffffffffu, v, 1));
             v = min_nan(v, __shfl_xor_sync(0xffffffffu, v, 2));
-            if (quad == 0) __stcg(partial + column_block * kM + first_row + warp * 16 + lane / 4 + h * 8, v);
+            if (quad == 0)
+                store_slot(slots + column_block * kM + first_row + warp * 16 + lane / 4 + h * 8,
+                           (static_cast<uint64_t>(launch) << 32) | __float_as_uint(v));
         }
-        __threadfence();
-        meet(1, 256);
-        if (thread == 0) {
-            unsigned* counter = counters + row_block * kCounterPitch;
-            __threadfence();
-            const unsigned before = atomicAdd(counter, 1u);
-            const unsigned target = (before / kColumnBlocks + 1u) * kColumnBlocks;
-            while (static_cast<int>(load_acquire(counter) - target) < 0) __nanosleep(20);
-            __threadfence();
-        }
-        meet(1, 256);
-        if (thread < kTileM) {
-            float v = __ldcg(partial + first_row + thread);
+        __syncwarp();
+
+        // Two threads a row gather the sixteen column blocks, eight each.
+        {
+            constexpr int kEach = kColumnBlocks / 2;
+            const int mine = thread % kTileM;
+            const uint64_t* const from = slots + (thread / kTileM) * kEach * kM + first_row + mine;
+            uint64_t word[kEach];
 #pragma unroll
-            for (int j = 1; j < kColumnBlocks; ++j) v = min_nan(v, __ldcg(partial + j * kM + first_row + thread));
+            for (int j = 0; j < kEach; ++j) word[j] = load_slot(from + j * kM);
+            while (true) {
+                bool missing = false;
+#pragma unroll
+                for (int j = 0; j < kEach; ++j) missing |= static_cast<unsigned>(word[j] >> 32) != launch;
+                if (!missing) break;
+                __nanosleep(20);
+#pragma unroll
+                for (int j = 0; j < kEach; ++j) {
+                    if (static_cast<unsigned>(word[j] >> 32) != launch) word[j] = load_slot(from + j * kM);
+                }
+            }
+            __syncwarp();
+            float v = __uint_as_float(static_cast<unsigned>(word[0]));
+#pragma unroll
+            for (int j = 1; j < kEach; ++j) v = min_nan(v, __uint_as_float(static_cast<unsigned>(word[j])));
             s_min[thread] = v;
         }
         meet(1, 256);
+        if (thread == 0) launches[blockIdx.x] = launch;
 
         // out[channel][row]: 16 lanes write the 128 rows of a channel, 8 each.
         const int row = (lane % 16) * 8;
         float m[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) m[i] = s_min[row + i];
-#pragma unroll 4
-        for (int c = warp * 2 + lane / 16; c < kColumns; c += 16) {
-            const float b = s_bias[c];
+        for (int i = 0; i < 8; i += 4) {
+            const float4 low = *reinterpret_cast<const float4*>(s_min + row + i);
+            const float4 high = *reinterpret_cast<const float4*>(s_min + kTileM + row + i);
+            m[i] = min_nan(low.x, high.x);
+            m[i + 1] = min_nan(low.y, high.y);
+            m[i + 2] = min_nan(low.z, high.z);
+            m[i + 3] = min_nan(low.w, high.w);
+        }
+        const int first = warp * 2 + lane / 16;
+        __nv_bfloat16* to = out + static_cast<int64_t>(first_column + first) * kM + first_row + row;
+#pragma unroll 8
+        for (int c = 0; c < kColumns / 16; ++c) {
+            const float b = s_bias[first + 16 * c];
             uint4 packed;
             packed.x = pair(m[0] + b, m[1] + b);
             packed.y = pair(m[2] + b, m[3] + b);
             packed.z = pair(m[4] + b, m[5] + b);
             packed.w = pair(m[6] + b, m[7] + b);
-            *reinterpret_cast<uint4*>(out + static_cast<int64_t>(first_column + c) * kM + first_row + row) = packed;
+            *reinterpret_cast<uint4*>(to) = packed;
+            to += 16 * kM;
         }
         __syncwarp();
     }
-    cluster_barrier();  // no block ends while the other still arrives at its barriers
+    cluster_wait();  // no block ends while the other still arrives at its barriers
 }
 
 typedef CUresult (*Encode)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
@@ -362,11 +440,11 @@ extern "C" int gemm_norm_min(const void* x, const void* weight, const void* line
         if (error) return 20000 + error;
         of_w = weight;
     }
-    float* partial = static_cast<float*>(scratch);
-    unsigned* counters = reinterpret_cast<unsigned*>(partial + kColumnBlocks * kM);
+    uint64_t* slots = static_cast<uint64_t*>(scratch);
+    unsigned* launches = reinterpret_cast<unsigned*>(slots + kColumnBlocks * kM);
     gemm_norm_min_kernel<<<kBlocks, kThreads, kSharedBytes, static_cast<cudaStream_t>(stream)>>>(
         map_x, map_w, static_cast<const __nv_bfloat16*>(linear_bias), static_cast<const __nv_bfloat16*>(gamma),
-        static_cast<const __nv_bfloat16*>(beta), static_cast<const __nv_bfloat16*>(out_bias), partial, counters,
+        static_cast<const __nv_bfloat16*>(beta), static_cast<const __nv_bfloat16*>(out_bias), slots, launches,
         static_cast<__nv_bfloat16*>(out));
     return static_cast<int>(cudaGetLastError());
 }
@@ -377,7 +455,7 @@ SOURCE = SOURCE.replace("@OPERANDS@", ", ".join(f'"+f"(d[{i}])' for i in range(1
 
 library = ctypes.CDLL(
     load_inline(
-        name="gemm_group_norm_min_bias_ahead",
+        name="gemm_group_norm_min_bias_staggered",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],
@@ -392,8 +470,8 @@ gemm_norm_min.restype = ctypes.c_int
 driver = ctypes.CDLL("libcuda.so.1")
 encode_tiled = ctypes.cast(driver.cuTensorMapEncodeTiled, ctypes.c_void_p).value
 
-# 16 x 1024 partial minima, then 8 counters 32 words apart.
-SCRATCH_WORDS = 16 * 1024 + 8 * 32
+# 16 x 1024 words of a minimum and a launch number, then the launch counts of 128 blocks, 32 bits each.
+SCRATCH_WORDS = 16 * 1024 + 64
 
 
 class ModelNew(nn.Module):
@@ -407,7 +485,7 @@ class ModelNew(nn.Module):
     def forward(self, x):
         held = self._held
         if held is None:
-            scratch = torch.zeros(SCRATCH_WORDS, dtype=torch.float32, device=x.device)
+            scratch = torch.zeros(SCRATCH_WORDS, dtype=torch.int64, device=x.device)
             held = (
                 self.gemm.weight,
                 self.gemm.bias,

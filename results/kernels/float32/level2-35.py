@@ -30,7 +30,10 @@ constexpr int kStageAt = kWeightBytes;
 constexpr int kBarrierAt = kStageAt + 2 * kDepth * kStageBytes;  // 229888
 constexpr int kEmptyAt = kBarrierAt + 2 * kDepth * 8;
 constexpr int kPartialAt = kBarrierAt + 64;
-constexpr int kSharedBytes = kBarrierAt + 128;
+constexpr int kWeightsFullAt = kBarrierAt + 48;
+constexpr int kConstantsAt = kBarrierAt + 128;            // factor and shift of every output channel
+constexpr int kSharedBytes = kConstantsAt + kHalf * 8;    // 230528
+constexpr unsigned kDelay = 7000;                         // cycles: about half a pair of rows
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -68,6 +71,12 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
     asm volatile(
         "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(barrier), "r"(parity) : "memory");
+}
+// From global memory to this block's shared memory, whose barrier counts the bytes.
+__device__ __forceinline__ void fetch(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
 // From this block's shared memory to the other's, whose barrier counts the bytes.
 __device__ __forceinline__ void send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
@@ -117,6 +126,16 @@ __device__ __forceinline__ float max_nan(float a, float b) {
     float m;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
     return m;
+}
+__device__ __forceinline__ float min_nan(float a, float b) {
+    float m;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+    return m;
+}
+__device__ __forceinline__ unsigned cycles() {
+    unsigned now;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+    return now;
 }
 
 #define D8(i)                                                                                               \
@@ -228,9 +247,8 @@ __device__ __forceinline__ void split(const float* v, float scale, uint4& upper,
     lower = make_uint4(low[0], low[1], low[2], low[3]);
 }
 
-__device__ __forceinline__ float hardswish(float x) {
-    return x * fminf(fmaxf(x + 3.0f, 0.0f), 6.0f) * (1.0f / 6.0f);
-}
+// Six times HardSwish.
+__device__ __forceinline__ float hardswish6(float x) { return x * fminf(fmaxf(x + 3.0f, 0.0f), 6.0f); }
 __device__ __forceinline__ float mish(float x) {
     const float e = expf(fminf(x, 20.0f));
     const float n = e * (e + 2.0f);
@@ -298,6 +316,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t full = shared_address(shared + kBarrierAt);   // 2 consumers x 2 stages
     const uint32_t empty = shared_address(shared + kEmptyAt);    // 2 stages of the consumer that is filled from here
+    const uint32_t weights_full = shared_address(shared + kWeightsFullAt);
+    float2* constants = reinterpret_cast<float2*>(shared + kConstantsAt);
 
     // The blocks of a cluster work on the same rows, each on its half of the output channels.
     const int half = static_cast<int>(cluster_rank());
@@ -308,19 +328,29 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) {
         for (int s = 0; s < 2 * kDepth; ++s) start(full + s * 8, 1);
         for (int s = 0; s < kDepth; ++s) start(empty + s * 8, 8);
+        start(weights_full, 1);
         show_started();
         // The stages that the other block fills.
         for (int s = 0; s < kDepth; ++s) arrive_expecting(full + ((half ^ 1) * kDepth + s) * 8, kSentBytes);
     }
-    {
-        const uint4* from = packed + half * (kWeightBytes / 16);
-        uint4* to = reinterpret_cast<uint4*>(shared);
-#pragma unroll 8
-        for (int i = threadIdx.x; i < kWeightBytes / 16; i += kThreads) to[i] = from[i];
+    if (threadIdx.x < kHalf) {
+        const int channel = half * kHalf + static_cast<int>(threadIdx.x);
+        constants[threadIdx.x] = make_float2(__ldg(inverses + channel), __ldg(bias + channel) - subtract);
     }
-    show_stores();
     __syncthreads();
     meet_cluster();
+
+    // The weights of this block, for the consumers: the producers begin without them.
+    if (threadIdx.x == 128) {
+        const uint4* from = packed + half * (kWeightBytes / 16);
+        const uint32_t to = shared_address(shared);
+        arrive_expecting(weights_full, kWeightBytes);
+#pragma unroll 1
+        for (int i = 0; i < 2 * kTaps; ++i) {
+            fetch(to + i * kTapBytes, from + i * (kTapBytes / 16), kTapBytes, weights_full);
+        }
+    }
+    __syncwarp();
 
     const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
     if (group == 0) {
@@ -339,6 +369,13 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
             from = place(x, begin, 0) + pixel;
             load_row(p, from);
             load_row(q, from + 2 * kSide);
+        }
+        // Consumer 1 starts half a pair of rows behind consumer 0, so that one multiplies while the other finishes.
+        if (half == 1 && total > 0) {
+            wait(weights_full, 0);
+            const unsigned began = cycles();
+            while (cycles() - began < kDelay) __nanosleep(100);
+            __syncwarp();
         }
 #pragma unroll 1
         for (int g = 0; g < total; ++g) {
@@ -384,6 +421,9 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
         float sum0[64], sum1[64], d[64];
 #pragma unroll
         for (int i = 0; i < 64; ++i) d[i] = 0.0f;
+        // Waited for even without rows: no block leaves before its weights have arrived.
+        wait(weights_full, 0);
+        __syncwarp();
 
         const uint32_t weights = (shared_address(shared) & 0x3ffff) >> 4 | static_cast<uint32_t>(kHalf) << 16;
         const unsigned char* stages = shared + kStageAt + consumer * (kDepth * kStageBytes);
@@ -437,19 +477,20 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
             const int image = at / kPooled, pair = at % kPooled;
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const int channel = half * kHalf + warp * 16 + lane / 4 + 8 * h;
-                const float factor = __ldg(inverses + channel), add = __ldg(bias + channel);
-                float* to = out + ((static_cast<int64_t>(image) * kOut + channel) * kPooled + pair) * kPooled +
+                const int row = warp * 16 + lane / 4 + 8 * h;
+                const float2 constant = constants[row];  // a power of two; bias - subtract
+                float* to = out + ((static_cast<int64_t>(image) * kOut + half * kHalf + row) * kPooled + pair) * kPooled +
                             lane % 4;
 #pragma unroll
                 for (int c = 0; c < 16; ++c) {
                     const int i = 4 * c + 2 * h;
-                    const float v0 = hardswish(fmaf(sum0[i], factor, add) - subtract);
-                    const float v1 = hardswish(fmaf(sum0[i + 1], factor, add) - subtract);
-                    const float v2 = hardswish(fmaf(sum1[i], factor, add) - subtract);
-                    const float v3 = hardswish(fmaf(sum1[i + 1], factor, add) - subtract);
-                    const float value = mish(max_nan(max_nan(v0, v1), max_nan(v2, v3)));
-                    if (4 * c + lane % 4 < kPooled) to[4 * c] = value;
+                    // HardSwish falls, then rises: its maximum is at the largest or at the smallest value.
+                    const float most = max_nan(max_nan(sum0[i], sum0[i + 1]), max_nan(sum1[i], sum1[i + 1]));
+                    const float least = min_nan(min_nan(sum0[i], sum0[i + 1]), min_nan(sum1[i], sum1[i + 1]));
+                    const float value = mish(max_nan(hardswish6(fmaf(most, constant.x, constant.y)),
+                                                     hardswish6(fmaf(least, constant.x, constant.y))) *
+                                             (1.0f / 6.0f));
+                    if (c < 15 || lane % 4 < kPooled - 60) to[4 * c] = value;
                 }
             }
         }
@@ -478,7 +519,7 @@ extern "C" int conv_pool(const float* x, const float* weight, const float* bias,
 
 library = ctypes.CDLL(
     load_inline(
-        name="conv_hardswish_pool_mish_winograd_cluster",
+        name="conv_hardswish_pool_mish_winograd_staggered",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],

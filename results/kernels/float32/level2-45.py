@@ -16,14 +16,22 @@ constexpr int kOut = 1024;      // n of the second
 constexpr int kWide = 256;      // columns of a block's tile
 constexpr int kGroups = 2;      // warpgroups that multiply, 64 rows each
 constexpr int kParts = kOut / kWide;
-constexpr int kMostBlocks = 132;
 constexpr float kHiddenScale = 16384.0f;
+constexpr float kLog2E = 1.4426950408889634f;
 
-// tune: BLOCKS in (128, 132)
+// All blocks must be resident at once, one a multiprocessor.
 constexpr int BLOCKS = 128;
+constexpr int kClusters = BLOCKS / 2;
 // Stretches of k that the second product sums apart.
-// tune: FOLDS in (2, 4)
 constexpr int FOLDS = 2;
+
+// The first product's tiles come in waves of kClusters tiles, which cover kWaveRows rows of x.
+constexpr int kWaveRows = kClusters / (kHidden / kWide) * 256;
+constexpr int kWaves = kM / kWaveRows;
+constexpr int kBlockRows = kWaveRows / BLOCKS;  // rows of x that a block splits in a wave
+static_assert(kClusters % (kHidden / kWide) == 0 && kM % kWaveRows == 0, "waves");
+static_assert(kWaveRows % BLOCKS == 0 && 256 % kBlockRows == 0, "rows of a block");
+static_assert(kOut % BLOCKS == 0, "rows of w2 of a block");
 
 // ---------------------------------------------------------------------------------------------------- instructions
 
@@ -136,78 +144,174 @@ __device__ __forceinline__ void split_pair(float x, float y, uint32_t& hi, uint3
     lo = *reinterpret_cast<const uint32_t*>(&l);
 }
 
+__device__ __forceinline__ void arrive_here(uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void fence_proxies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ __forceinline__ void add_release(uint32_t* to, uint32_t count) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(count) : "memory");
+}
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
+    uint32_t value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+__device__ __forceinline__ float load_l2(const float* from) {
+    float value;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
+    return value;
+}
+__device__ __forceinline__ float4 load_l2(const float4* from) {
+    float4 v;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(from)
+                 : "memory");
+    return v;
+}
+__device__ __forceinline__ void store_l2(float4* to, float x, float y, float z, float w) {
+    asm volatile("st.global.cg.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
+__device__ __forceinline__ float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float fast_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // ------------------------------------------------------------------------------------------------ splitting operands
 
-// One warp a row. `lines` is the number of rows in a block of the stored form: 64 for A, 256 for B.
-template <int kK, bool kPermute>
-__device__ __forceinline__ void split_row(const float* __restrict__ from, uint8_t* __restrict__ to,
-                                          float* __restrict__ scale, int row, int lines) {
-    constexpr int kSteps = kK / 256;
-    const int lane = threadIdx.x % 32;
-    const float* source = from + static_cast<int64_t>(row) * kK;
-    float v[kSteps][8];
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-        if (kPermute) {
-            const float* p = source + s * 256 + lane / 4 * 32 + lane % 4 * 2;
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float2 f = *reinterpret_cast<const float2*>(p + 8 * j);
-                v[s][2 * j] = f.x;
-                v[s][2 * j + 1] = f.y;
-            }
-        } else {
-            const float4* p = reinterpret_cast<const float4*>(source + s * 256 + lane * 8);
-            const float4 f = p[0], g = p[1];
-            v[s][0] = f.x, v[s][1] = f.y, v[s][2] = f.z, v[s][3] = f.w;
-            v[s][4] = g.x, v[s][5] = g.y, v[s][6] = g.z, v[s][7] = g.w;
-        }
-    }
-    float top = 0.0f;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) top = fmaxf(top, fabsf(v[s][i]));
-    }
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
+// The exponent that brings a row's largest magnitude to [2^14, 2^15).
+__device__ __forceinline__ int exponent_for(float top) {
     int e = 0;
     if (top > 0.0f) {
         e = 14 - (static_cast<int>(__float_as_uint(top) >> 23) - 127);
         e = max(-60, min(60, e));
     }
-    const float up = __uint_as_float(static_cast<uint32_t>(127 + e) << 23);
-    if (lane == 0) scale[row] = __uint_as_float(static_cast<uint32_t>(127 - e) << 23);
+    return e;
+}
+__device__ __forceinline__ float power_of_two(int e) { return __uint_as_float(static_cast<uint32_t>(127 + e) << 23); }
 
+// Where a lane's 16 bytes of a row start. `lines` is the number of rows in a block of the stored form: 64 for A, 256
+// for B.
+template <int kK>
+__device__ __forceinline__ uint8_t* stored_row(uint8_t* to, int row, int lines, int lane) {
     const int line = row % lines;
-    uint8_t* base = to + static_cast<int64_t>(row / lines) * (kK / 32) * (lines * 128) + line * 64 +
-                    (((lane % 4) ^ ((line >> 1) & 3)) << 4);
+    return to + static_cast<int64_t>(row / lines) * (kK / 32) * (lines * 128) + line * 64 +
+           (((lane % 4) ^ ((line >> 1) & 3)) << 4) + static_cast<int64_t>(lane / 4) * (lines * 128);
+}
+
+__device__ __forceinline__ void store_pieces(uint8_t* at, int lines, const float (&v)[8], float up) {
+    uint32_t hi[4], lo[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) split_pair(v[2 * j] * up, v[2 * j + 1] * up, hi[j], lo[j]);
+    *reinterpret_cast<uint4*>(at) = make_uint4(hi[0], hi[1], hi[2], hi[3]);
+    *reinterpret_cast<uint4*>(at + lines * 64) = make_uint4(lo[0], lo[1], lo[2], lo[3]);
+}
+
+__device__ __forceinline__ float largest_of_warp(float top) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, offset));
+    return top;
+}
+__device__ __forceinline__ float largest_of(float4 f) {
+    return fmaxf(fmaxf(fabsf(f.x), fabsf(f.y)), fmaxf(fabsf(f.z), fabsf(f.w)));
+}
+
+// One warp a row, the row in registers. Returns the scale that undoes the row's.
+template <int kK>
+__device__ __forceinline__ float split_row(const float* __restrict__ from, uint8_t* __restrict__ to, int row,
+                                           int lines) {
+    constexpr int kSteps = kK / 256;
+    const int lane = threadIdx.x % 32;
+    const float* source = from + static_cast<int64_t>(row) * kK;
+    float v[kSteps][8];
+    float top = 0.0f;
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-        uint32_t hi[4], lo[4];
+        const float4* p = reinterpret_cast<const float4*>(source + s * 256 + lane * 8);
+        const float4 f = p[0], g = p[1];
+        v[s][0] = f.x, v[s][1] = f.y, v[s][2] = f.z, v[s][3] = f.w;
+        v[s][4] = g.x, v[s][5] = g.y, v[s][6] = g.z, v[s][7] = g.w;
+    }
 #pragma unroll
-        for (int j = 0; j < 4; ++j) split_pair(v[s][2 * j] * up, v[s][2 * j + 1] * up, hi[j], lo[j]);
-        uint8_t* at = base + static_cast<int64_t>(s * 8 + lane / 4) * (lines * 128);
-        *reinterpret_cast<uint4*>(at) = make_uint4(hi[0], hi[1], hi[2], hi[3]);
-        *reinterpret_cast<uint4*>(at + lines * 64) = make_uint4(lo[0], lo[1], lo[2], lo[3]);
+    for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) top = fmaxf(top, fabsf(v[s][i]));
     }
+    const int e = exponent_for(largest_of_warp(top));
+    const float up = power_of_two(e);
+    uint8_t* base = stored_row<kK>(to, row, lines, lane);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) store_pieces(base + static_cast<int64_t>(s) * 8 * (lines * 128), lines, v[s], up);
+    return power_of_two(-e);
 }
 
+// The same with few registers: the row is read twice, the second time from a cache. kPermute: pairs of columns in the
+// order in which the first product's threads hold them.
+template <int kK, bool kPermute>
+__device__ __forceinline__ float split_row_lean(const float* from, uint8_t* to, int row, int lines) {
+    static_assert(kK % 512 == 0, "steps");
+    const int lane = threadIdx.x % 32;
+    const float* source = from + static_cast<int64_t>(row) * kK;
+    const float4* wide = reinterpret_cast<const float4*>(source) + lane;
+    float top = 0.0f;
+#pragma unroll 1
+    for (int s = 0; s < kK / 512; ++s) {
+        const float4 f0 = __ldg(wide);
+        const float4 f1 = __ldg(wide + 32);
+        const float4 f2 = __ldg(wide + 64);
+        const float4 f3 = __ldg(wide + 96);
+        wide += 128;
+        top = fmaxf(top, fmaxf(fmaxf(largest_of(f0), largest_of(f1)), fmaxf(largest_of(f2), largest_of(f3))));
+    }
+    const int e = exponent_for(largest_of_warp(top));
+    const float up = power_of_two(e);
+    uint8_t* at = stored_row<kK>(to, row, lines, lane);
+    const float* p = kPermute ? source + lane / 4 * 32 + lane % 4 * 2 : source + lane * 8;
+#pragma unroll 1
+    for (int s = 0; s < kK / 256; ++s) {
+        float v[8];
+        if constexpr (kPermute) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float2 f = __ldg(reinterpret_cast<const float2*>(p + 8 * j));
+                v[2 * j] = f.x;
+                v[2 * j + 1] = f.y;
+            }
+        } else {
+            const float4 f = __ldg(reinterpret_cast<const float4*>(p));
+            const float4 g = __ldg(reinterpret_cast<const float4*>(p) + 1);
+            v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
+            v[4] = g.x, v[5] = g.y, v[6] = g.z, v[7] = g.w;
+        }
+        store_pieces(at, lines, v, up);
+        p += 256;
+        at += 8 * (lines * 128);
+    }
+    return power_of_two(-e);
+}
+
+// All of w1, the first wave's rows of x, and the counters to zero. The terms of a hidden column are its scale and its
+// bias, both times -log2(e).
 __global__ void __launch_bounds__(256, 2)
-split_first_kernel(const float* __restrict__ x, const float* __restrict__ w1, uint8_t* __restrict__ xs,
-                   uint8_t* __restrict__ w1s, float* __restrict__ x_scale, float* __restrict__ w1_scale) {
+split_first_kernel(const float* __restrict__ x, const float* __restrict__ w1, const float* __restrict__ b1,
+                   uint8_t* __restrict__ xs, uint8_t* __restrict__ w1s, float* __restrict__ x_scale,
+                   float2* __restrict__ w1_terms, uint32_t* __restrict__ ready) {
+    if (blockIdx.x == 0 && threadIdx.x < kM / 256) ready[threadIdx.x] = 0;
     const int row = blockIdx.x * 8 + threadIdx.x / 32;
-    if (row < kM) {
-        split_row<kIn, false>(x, xs, x_scale, row, 64);
-    } else if (row < kM + kHidden) {
-        split_row<kIn, false>(w1, w1s, w1_scale, row - kM, kWide);
+    const int lane = threadIdx.x % 32;
+    if (row < kHidden) {
+        const float down = split_row<kIn>(w1, w1s, row, kWide);
+        if (lane == 0) w1_terms[row] = make_float2(-kLog2E * down, -kLog2E * b1[row]);
+    } else if (row < kHidden + kWaveRows) {
+        const float down = split_row<kIn>(x, xs, row - kHidden, 64);
+        if (lane == 0) x_scale[row - kHidden] = down;
     }
-}
-
-__global__ void __launch_bounds__(256, 1)
-split_second_kernel(const float* __restrict__ w2, uint8_t* __restrict__ w2s, float* __restrict__ w2_scale) {
-    const int row = blockIdx.x * 8 + threadIdx.x / 32;
-    if (row < kOut) split_row<kHidden, true>(w2, w2s, w2_scale, row, kWide);
 }
 
 // --------------------------------------------------------------------------------------------------------- products
@@ -219,37 +323,86 @@ constexpr int kHalfB = kBytesB / 2;
 constexpr int kStageBytes = kBytesA + kBytesB;
 constexpr int kShared = 1024 + kStages * kStageBytes + 256;
 constexpr int kThreads = (kGroups + 1) * 128;
+// Warpgroup 1 starts a stretch once warpgroup 0 has issued this chunk. Below kStages, or both wait for ever.
+constexpr int kLead = 2;
+static_assert(kLead < kStages, "lead");
+
+// What the first product's spare warps split meanwhile.
+struct Later {
+    const float* x;
+    const float* w2;
+    const float* b2;
+    uint8_t* xs;
+    uint8_t* w2s;
+    float* x_scale;
+    float2* w2_terms;
+    uint32_t* ready;  // for every 256 rows of x: how many are split
+};
+
+// `pace` holds the number of tiles that this block's producer has begun to load.
+__device__ __forceinline__ void split_meanwhile(const Later& later, const volatile int* pace) {
+    const int helper = threadIdx.x / 32 - 1;  // 0, 1, 2
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int wave = 1; wave < kWaves; ++wave) {
+        while (*pace < wave) __nanosleep(500);
+        __syncwarp();
+        const int first_row = wave * kWaveRows + blockIdx.x * kBlockRows;
+#pragma unroll 1
+        for (int r = helper; r < kBlockRows; r += 3) {
+            const float down = split_row_lean<kIn, false>(later.x, later.xs, first_row + r, 64);
+            if (lane == 0) later.x_scale[first_row + r] = down;
+            __threadfence();
+            fence_proxies();
+            __syncwarp();
+            if (lane == 0) add_release(later.ready + first_row / 256, 1);
+        }
+    }
+    while (*pace < kWaves) __nanosleep(500);
+    __syncwarp();
+    constexpr int kRows = kOut / BLOCKS;
+#pragma unroll 1
+    for (int r = helper; r < kRows; r += 3) {
+        const int row = blockIdx.x * kRows + r;
+        const float down = split_row_lean<kHidden, true>(later.w2, later.w2s, row, kWide);
+        if (lane == 0) later.w2_terms[row] = make_float2(down * (1.0f / kHiddenScale), later.b2[row]);
+    }
+}
 
 // A cluster makes 256 x 256 outputs, each of its two blocks 128 x 256, each warpgroup 64 x 256.
 // kFirst: hidden = split(sigmoid(a b' + bias)); else: partial = (max, sum of exp) of 256 columns of a b' + bias.
-// k is summed in kFolds stretches; what the earlier ones give is kept in `folded`, which only its own thread touches.
+// k is summed in kFolds stretches; what the earlier one gives is kept in `folded`, which only its own thread touches.
 template <int kK, int kN, bool kFirst, int kFolds>
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
-product_kernel(const uint8_t* __restrict__ a, const uint8_t* __restrict__ b, const float* __restrict__ row_scale,
-               const float* __restrict__ column_scale, const float* __restrict__ bias, uint8_t* __restrict__ hidden,
-               float2* __restrict__ partial, float4* folded) {
+product_kernel(const uint8_t* a, const uint8_t* b, const float* row_scale, const float2* __restrict__ column_terms,
+               uint8_t* hidden, float2* partial, float4* folded, Later later) {
     constexpr int kChunks = kK / 32;
     constexpr int kStretch = kChunks / kFolds;
     constexpr int kAcross = kN / kWide;            // cluster tiles along n
     constexpr int kDown = kM / (kGroups * 64 * 2); // cluster tiles along m
     constexpr int kTiles = kAcross * kDown;
-    static_assert(kChunks % kFolds == 0, "stretch");
+    static_assert(kFolds == 1 || kFolds == 2, "folds");
+    static_assert(kChunks % kFolds == 0 && kStretch > kLead, "stretch");
     static_assert(kM % (kGroups * 128) == 0 && kN % kWide == 0, "tiles");
+    static_assert(!kFirst || kTiles == kWaves * kClusters, "waves");
 
     extern __shared__ uint8_t raw[];
     uint8_t* tiles = raw + ((1024 - (shared_address(raw) & 1023)) & 1023);
     uint64_t* full = reinterpret_cast<uint64_t*>(tiles + kStages * kStageBytes);
     uint64_t* empty = full + kStages;
+    uint64_t* lead = empty + kStages;
+    volatile int* pace = reinterpret_cast<volatile int*>(lead + 1);
 
     const int rank = blockIdx.x & 1;
     const int first_tile = blockIdx.x >> 1;
-    const int tile_step = gridDim.x >> 1;
 
     if (threadIdx.x == 0) {
         for (int s = 0; s < kStages; ++s) {
             start_barrier(&full[s], 1);
             start_barrier(&empty[s], kGroups * 4 * 2);
         }
+        start_barrier(lead, 1);
+        *pace = 0;
         show_started();
     }
     __syncthreads();
@@ -257,36 +410,49 @@ product_kernel(const uint8_t* __restrict__ a, const uint8_t* __restrict__ b, con
 
     const int group_of_block = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
     if (group_of_block == 0) {
-        give_up_registers<24>();
+        give_up_registers<40>();
         if (threadIdx.x == 0) {
             int stage = 0;
             uint32_t parity = 0;
-            for (int tile = first_tile; tile < kTiles; tile += tile_step) {
+            int begun = 0;
+#pragma unroll 1
+            for (int tile = first_tile; tile < kTiles; tile += kClusters) {
                 const int m_tile = tile / kAcross * 2 + rank;
                 const int n_tile = tile % kAcross;
                 const uint8_t* from_a = a + static_cast<int64_t>(m_tile) * kGroups * kChunks * 8192;
                 const uint8_t* from_b = b + static_cast<int64_t>(n_tile) * kChunks * kBytesB + rank * kHalfB;
+                if constexpr (kFirst) {
+                    *pace = ++begun;
+                    if (begun > 1) {
+                        const uint32_t* counter = later.ready + tile / kAcross;
+                        while (load_acquire(counter) < 256u) __nanosleep(100);
+                        fence_proxies();
+                    }
+                }
+#pragma unroll 1
                 for (int chunk = 0; chunk < kChunks; ++chunk) {
                     uint8_t* to = tiles + stage * kStageBytes;
                     wait_for(&empty[stage], parity ^ 1);
                     arrive_and_expect(&full[stage], kStageBytes);
                     // Block 0 fetches the high pieces of B for both, block 1 the low ones.
-                    load_for_all(to + kBytesA + rank * kHalfB, from_b + static_cast<int64_t>(chunk) * kBytesB, kHalfB,
-                                 &full[stage], 3);
+                    load_for_all(to + kBytesA + rank * kHalfB, from_b, kHalfB, &full[stage], 3);
 #pragma unroll
                     for (int g = 0; g < kGroups; ++g) {
-                        bulk_load(to + g * 8192, from_a + (static_cast<int64_t>(g) * kChunks + chunk) * 8192, 8192,
-                                  &full[stage]);
+                        bulk_load(to + g * 8192, from_a + g * (kChunks * 8192), 8192, &full[stage]);
                     }
+                    from_a += 8192;
+                    from_b += kBytesB;
                     if (++stage == kStages) {
                         stage = 0;
                         parity ^= 1;
                     }
                 }
             }
+        } else if (kFirst && threadIdx.x >= 32) {
+            split_meanwhile(later, pace);
         }
     } else {
-        take_registers<240>();
+        take_registers<232>();
         const int group = group_of_block - 1;
         const int lane = threadIdx.x % 32;
         const int warp = threadIdx.x % 128 / 32;
@@ -303,13 +469,18 @@ product_kernel(const uint8_t* __restrict__ a, const uint8_t* __restrict__ b, con
         for (int i = 0; i < 128; ++i) d[i] = 0.0f;
         int stage = 0;
         uint32_t parity = 0;
+        uint32_t lead_parity = 0;
 #pragma unroll 1
-        for (int tile = first_tile; tile < kTiles; tile += tile_step) {
+        for (int tile = first_tile; tile < kTiles; tile += kClusters) {
             const int m_tile = tile / kAcross * 2 + rank;
             const int n_tile = tile % kAcross;
 
 #pragma unroll 1
             for (int fold = 0; fold < kFolds; ++fold) {
+                // Warpgroup 1 stays behind, so that one multiplies while the other folds or finishes a tile.
+                if (group == 1) wait_for(lead, lead_parity);
+                lead_parity ^= 1;
+                __syncwarp();
                 int before = 0;
 #pragma unroll 1
                 for (int chunk = 0; chunk < kStretch; ++chunk) {
@@ -329,6 +500,7 @@ product_kernel(const uint8_t* __restrict__ a, const uint8_t* __restrict__ b, con
                     commit_products();
                     wait_all_but_one();
                     if (chunk > 0 && lane < 2) arrive_at(&empty[before], lane);
+                    if (chunk == kLead && threadIdx.x == 128) arrive_here(lead);
                     __syncwarp();
                     before = stage;
                     if (++stage == kStages) {
@@ -341,19 +513,9 @@ product_kernel(const uint8_t* __restrict__ a, const uint8_t* __restrict__ b, con
                 __syncwarp();
                 if constexpr (kFolds > 1) {
                     if (fold + 1 < kFolds) {
-                        if (kFolds > 2 && fold > 0) {
 #pragma unroll
-                            for (int i = 0; i < 32; ++i) {
-                                float4 t = __ldcg(mine + i * (kGroups * 128));
-                                t.x += d[4 * i], t.y += d[4 * i + 1], t.z += d[4 * i + 2], t.w += d[4 * i + 3];
-                                __stcg(mine + i * (kGroups * 128), t);
-                            }
-                        } else {
-#pragma unroll
-                            for (int i = 0; i < 32; ++i) {
-                                __stcg(mine + i * (kGroups * 128),
-                                       make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
-                            }
+                        for (int i = 0; i < 32; ++i) {
+                            store_l2(mine + i * (kGroups * 128), d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
                         }
                     }
                 }
@@ -361,17 +523,26 @@ product_kernel(const uint8_t* __restrict__ a, const uint8_t* __restrict__ b, con
 
             if constexpr (kFolds > 1) {
 #pragma unroll
-                for (int i = 0; i < 32; ++i) {
-                    const float4 t = __ldcg(mine + i * (kGroups * 128));
-                    d[4 * i] += t.x, d[4 * i + 1] += t.y, d[4 * i + 2] += t.z, d[4 * i + 3] += t.w;
+                for (int i = 0; i < 32; i += 8) {
+                    float4 t[8];
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) t[j] = load_l2(mine + (i + j) * (kGroups * 128));
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) {
+                        d[4 * (i + j)] += t[j].x;
+                        d[4 * (i + j) + 1] += t[j].y;
+                        d[4 * (i + j) + 2] += t[j].z;
+                        d[4 * (i + j) + 3] += t[j].w;
+                    }
                 }
             }
 
             const int row_block = m_tile * kGroups + group;
-            const int column0 = n_tile * kWide + 2 * q;
+            // Two columns' terms: scale, bias, scale, bias.
+            const float4* terms = reinterpret_cast<const float4*>(column_terms + n_tile * kWide + 2 * q);
             if constexpr (kFirst) {
-                const float scale0 = row_scale[row_block * 64 + row0];
-                const float scale1 = row_scale[row_block * 64 + row0 + 8];
+                const float scale0 = load_l2(row_scale + row_block * 64 + row0);
+                const float scale1 = load_l2(row_scale + row_block * 64 + row0 + 8);
                 uint8_t* to = hidden + (static_cast<int64_t>(row_block) * (kN / 32) + n_tile * (kWide / 32)) * 8192 +
                               row0 * 64 + ((q ^ ((row0 >> 1) & 3)) << 4);
 #pragma unroll
@@ -380,15 +551,15 @@ product_kernel(const uint8_t* __restrict__ a, const uint8_t* __restrict__ b, con
 #pragma unroll
                     for (int jj = 0; jj < 4; ++jj) {
                         const int j = 4 * c + jj;
-                        const float2 cs = *reinterpret_cast<const float2*>(column_scale + column0 + 8 * j);
-                        const float2 bs = *reinterpret_cast<const float2*>(bias + column0 + 8 * j);
+                        const float4 t = __ldg(terms + 4 * j);
 #pragma unroll
                         for (int i = 0; i < 2; ++i) {
                             const float rs = i == 0 ? scale0 : scale1;
-                            const float v0 = fmaf(d[4 * j + 2 * i], rs * cs.x, bs.x);
-                            const float v1 = fmaf(d[4 * j + 2 * i + 1], rs * cs.y, bs.y);
-                            const float s0 = __fdividef(kHiddenScale, 1.0f + __expf(-v0));
-                            const float s1 = __fdividef(kHiddenScale, 1.0f + __expf(-v1));
+                            // exp(-v); the scales of rows are powers of two, so rs * t.x rounds nothing.
+                            const float e0 = fast_exp2(fmaf(d[4 * j + 2 * i], rs * t.x, t.y));
+                            const float e1 = fast_exp2(fmaf(d[4 * j + 2 * i + 1], rs * t.z, t.w));
+                            const float s0 = kHiddenScale * fast_reciprocal(1.0f + e0);
+                            const float s1 = kHiddenScale * fast_reciprocal(1.0f + e1);
                             split_pair(s0, s1, hi[i][jj], lo[i][jj]);
                         }
                     }
@@ -402,13 +573,11 @@ product_kernel(const uint8_t* __restrict__ a, const uint8_t* __restrict__ b, con
             } else {
 #pragma unroll
                 for (int j = 0; j < kWide / 8; ++j) {
-                    const float2 cs = *reinterpret_cast<const float2*>(column_scale + column0 + 8 * j);
-                    const float2 bs = *reinterpret_cast<const float2*>(bias + column0 + 8 * j);
-                    const float cx = cs.x * (1.0f / kHiddenScale), cy = cs.y * (1.0f / kHiddenScale);
-                    d[4 * j] = fmaf(d[4 * j], cx, bs.x);
-                    d[4 * j + 1] = fmaf(d[4 * j + 1], cy, bs.y);
-                    d[4 * j + 2] = fmaf(d[4 * j + 2], cx, bs.x);
-                    d[4 * j + 3] = fmaf(d[4 * j + 3], cy, bs.y);
+                    const float4 t = __ldg(terms + 4 * j);
+                    d[4 * j] = fmaf(d[4 * j], t.x, t.y);
+                    d[4 * j + 1] = fmaf(d[4 * j + 1], t.z, t.w);
+                    d[4 * j + 2] = fmaf(d[4 * j + 2], t.x, t.y);
+                    d[4 * j + 3] = fmaf(d[4 * j + 3], t.z, t.w);
                 }
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
@@ -419,11 +588,13 @@ product_kernel(const uint8_t* __restrict__ a, const uint8_t* __restrict__ b, con
                     }
                     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
                     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-                    float total = 0.0f;
+                    float even = 0.0f, odd = 0.0f;
 #pragma unroll
                     for (int j = 0; j < kWide / 8; ++j) {
-                        total += __expf(d[4 * j + 2 * i] - top) + __expf(d[4 * j + 2 * i + 1] - top);
+                        even += fast_exp2((d[4 * j + 2 * i] - top) * kLog2E);
+                        odd += fast_exp2((d[4 * j + 2 * i + 1] - top) * kLog2E);
                     }
+                    float total = even + odd;
                     total += __shfl_xor_sync(0xffffffffu, total, 1);
                     total += __shfl_xor_sync(0xffffffffu, total, 2);
                     if (q == 0) {
@@ -461,15 +632,15 @@ constexpr int64_t kBytesW1 = static_cast<int64_t>(kHidden) * kIn * 4;
 constexpr int64_t kBytesW2 = static_cast<int64_t>(kOut) * kHidden * 4;
 constexpr int64_t kBytesH = static_cast<int64_t>(kM) * kHidden * 4;
 constexpr int64_t kBytesScaleX = kM * 4;
-constexpr int64_t kBytesScale1 = kHidden * 4;
-constexpr int64_t kBytesScale2 = kOut * 4;
+constexpr int64_t kBytesTerms1 = kHidden * 8;
+constexpr int64_t kBytesTerms2 = kOut * 8;
 constexpr int64_t kBytesPartial = static_cast<int64_t>(kM) * kParts * 8;
-constexpr int64_t kBytesFolded = static_cast<int64_t>(kMostBlocks) * kGroups * 64 * kWide * 4;
-static_assert(BLOCKS <= kMostBlocks && BLOCKS % 2 == 0, "blocks");
+constexpr int64_t kBytesFolded = static_cast<int64_t>(BLOCKS) * kGroups * 64 * kWide * 4;
+constexpr int64_t kBytesReady = kM / 256 * 4;
 
 extern "C" int64_t scratch_bytes() {
-    return kBytesX + kBytesW1 + kBytesW2 + kBytesH + kBytesScaleX + kBytesScale1 + kBytesScale2 + kBytesPartial +
-           kBytesFolded;
+    return kBytesX + kBytesW1 + kBytesW2 + kBytesH + kBytesScaleX + kBytesTerms1 + kBytesTerms2 + kBytesPartial +
+           kBytesFolded + kBytesReady;
 }
 
 extern "C" int run_model(const float* x, const float* w1, const float* b1, const float* w2, const float* b2,
@@ -486,31 +657,42 @@ extern "C" int run_model(const float* x, const float* w1, const float* b1, const
     at += kBytesH;
     float* x_scale = reinterpret_cast<float*>(at);
     at += kBytesScaleX;
-    float* w1_scale = reinterpret_cast<float*>(at);
-    at += kBytesScale1;
-    float* w2_scale = reinterpret_cast<float*>(at);
-    at += kBytesScale2;
+    float2* w1_terms = reinterpret_cast<float2*>(at);
+    at += kBytesTerms1;
+    float2* w2_terms = reinterpret_cast<float2*>(at);
+    at += kBytesTerms2;
     float2* partial = reinterpret_cast<float2*>(at);
     at += kBytesPartial;
     float4* folded = reinterpret_cast<float4*>(at);
+    at += kBytesFolded;
+    uint32_t* ready = reinterpret_cast<uint32_t*>(at);
 
     auto first = product_kernel<kIn, kHidden, true, 1>;
     auto second = product_kernel<kHidden, kOut, false, FOLDS>;
-    static bool ready = false;
-    if (!ready) {
+    static bool prepared = false;
+    if (!prepared) {
         cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(first),
                                                  cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
         if (error != cudaSuccess) return static_cast<int>(error);
         error = cudaFuncSetAttribute(reinterpret_cast<const void*>(second),
                                      cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
         if (error != cudaSuccess) return static_cast<int>(error);
-        ready = true;
+        prepared = true;
     }
 
-    split_first_kernel<<<(kM + kHidden) / 8, 256, 0, stream>>>(x, w1, xs, w1s, x_scale, w1_scale);
-    split_second_kernel<<<kOut / 8, 256, 0, stream>>>(w2, w2s, w2_scale);
-    first<<<BLOCKS, kThreads, kShared, stream>>>(xs, w1s, x_scale, w1_scale, b1, hs, nullptr, nullptr);
-    second<<<BLOCKS, kThreads, kShared, stream>>>(hs, w2s, nullptr, w2_scale, b2, nullptr, partial, folded);
+    Later later;
+    later.x = x;
+    later.w2 = w2;
+    later.b2 = b2;
+    later.xs = xs;
+    later.w2s = w2s;
+    later.x_scale = x_scale;
+    later.w2_terms = w2_terms;
+    later.ready = ready;
+
+    split_first_kernel<<<(kHidden + kWaveRows) / 8, 256, 0, stream>>>(x, w1, b1, xs, w1s, x_scale, w1_terms, ready);
+    first<<<BLOCKS, kThreads, kShared, stream>>>(xs, w1s, x_scale, w1_terms, hs, nullptr, nullptr, later);
+    second<<<BLOCKS, kThreads, kShared, stream>>>(hs, w2s, nullptr, w2_terms, nullptr, partial, folded, later);
     join_kernel<<<kM / 128, 128, 0, stream>>>(partial, out);
     return static_cast<int>(cudaGetLastError());
 }

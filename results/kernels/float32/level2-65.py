@@ -13,33 +13,35 @@ constexpr int kSide = 384;            // height and width of the input
 constexpr int kOut = 64;              // output channels
 constexpr int kPooled = 95;           // pooled height and width
 constexpr int kTaps = 9;
-constexpr int kSteps = 48;            // pooled rows of stream 0; stream 1 has one fewer and idles in step 0
-constexpr int kGroups = kSteps + 1;   // loads of a stream: two rows to begin with, then four a step
-constexpr int kGroupRows = 4;
-constexpr int kSlots = 2;             // ring slots of a stream, four input rows of all channels each
-constexpr int kChannelFloats = kGroupRows * kSide;
-constexpr int kSlotFloats = 12352;    // 8 channels and the padding between them
+constexpr int kSteps = 48;            // pairs of pooled rows; the last pair has one row only
+constexpr int kFills = kPooled + 1;   // fill 0: input rows 0 and 1; fill j: input rows 4 j - 2 to 4 j + 1
+constexpr int kSlots = 4;             // ring slots, four input rows of all channels each
+constexpr int kSlotRows = 4;
+constexpr int kChannelFloats = kSlotRows * kSide;
+constexpr int kSlotFloats = kChannels * kChannelFloats + 64;
 constexpr int kSlotBytes = kSlotFloats * 4;
 constexpr int kRowBytes = kSide * 4;
 constexpr int kConsumers = 384;
+constexpr int kConsumerWarps = kConsumers / 32;
 constexpr int kThreads = 512;
-constexpr int kWeights = kOut * kChannels * kTaps;
-constexpr int kWeightsEach = kWeights / kConsumers;
-static_assert(kWeightsEach * kConsumers == kWeights, "weights of a thread");
-static_assert(7 * kChannelFloats + 4 + 16 + 32 + kChannelFloats + 2 <= kSlotFloats, "slot");
+static_assert(kSlots == 4, "slots and parities are taken from the bits of the fill's number");
+static_assert(kConsumerWarps * 8 >= kPooled, "a warp has 8 pixels");
 
 // Weights as fp16 pieces, a panel a tap: high pieces of taps 0 to 8, low piece of tap 8, low pieces of taps 0 to 7.
 constexpr int kPanelBytes = kOut * 16;
 constexpr int kMixedLowPanel = kTaps;
 constexpr int kLowPanel = kTaps + 1;
 constexpr int kWeightBytes = 2 * kTaps * kPanelBytes;
+constexpr int kWeightLoads = kOut * kChannels * kTaps / kConsumers;
+static_assert(kWeightLoads * kConsumers == kOut * kChannels * kTaps, "weights divide evenly");
 constexpr float kWeightScale = 256.0f;
 constexpr int kRingAt = kWeightBytes;
-constexpr int kBiasAt = kRingAt + 2 * kSlots * kSlotBytes;
+constexpr int kBiasAt = kRingAt + kSlots * kSlotBytes;
 constexpr int kPartialAt = kBiasAt + kOut * 4;
 constexpr int kBarrierAt = kPartialAt + 64;
-constexpr int kSharedBytes = kBarrierAt + 4 * kSlots * 8;
+constexpr int kSharedBytes = kBarrierAt + 2 * kSlots * 8;
 static_assert(kSharedBytes <= 232448, "shared memory");
+static_assert(kRingAt % 128 == 0 && kSlotBytes % 128 == 0 && kBarrierAt % 8 == 0, "alignment");
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -60,8 +62,7 @@ __device__ __forceinline__ void wait_for(uint64_t* barrier, uint32_t parity) {
         "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
-// Data that is read once: it is the first to leave the L2 cache.
-__device__ __forceinline__ uint64_t read_once_policy() {
+__device__ __forceinline__ uint64_t evict_first_policy() {
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
@@ -69,8 +70,9 @@ __device__ __forceinline__ uint64_t read_once_policy() {
 __device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier,
                                           uint64_t policy) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
-            "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy) : "memory");
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)),
+        "l"(policy) : "memory");
 }
 __device__ __forceinline__ void show_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -115,9 +117,9 @@ __device__ __forceinline__ float sigmoid_of_exponent(float t) {  // 1 / (1 + 2^t
     return y;
 }
 
-// Where channel c begins in a slot, in floats.
+// Where channel c begins in a slot, in floats: channels 0 to 3 lie 8 banks apart, channel c + 4 in the banks of c.
 __device__ __forceinline__ int channel_offset(int c) {
-    return c * kChannelFloats + (c & 1) * 4 + (c & 2) * 8 + (c >> 2) * 32;
+    return c * kChannelFloats + (c & 3) * 8 + (c >> 2) * 32;
 }
 
 // K-major B without swizzle: panels of 16 bytes of k, 64 lines of 16 bytes each.
@@ -142,30 +144,22 @@ __device__ __forceinline__ void multiply(float (&d)[32], const uint32_t (&a)[4],
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-// Sums of 4 neighbours in one input row, for channels q and q + 4 (half) and two neighbouring pixels:
-// h[(half * 2 + pixel) * 3 + kx].
-__device__ __forceinline__ void row_sums(const float* at, float (&h)[12]) {
+// Sums of 4 neighbours in one input row, for channels q and q + 4 (half): h[half * 3 + kx].
+__device__ __forceinline__ void row_sums(const float* at, float (&h)[6]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const float* from = at + half * (4 * kChannelFloats + 32);
         const float4 a = *reinterpret_cast<const float4*>(from);
-        const float4 b = *reinterpret_cast<const float4*>(from + 4);
-        const float2 c = *reinterpret_cast<const float2*>(from + 8);
+        const float2 b = *reinterpret_cast<const float2*>(from + 4);
         const float m = a.z + a.w;
         const float p = a.y + m;
-        const float s45 = b.x + b.y;
-        const float s67 = b.z + b.w;
-        h[half * 6 + 0] = a.x + p;
-        h[half * 6 + 1] = p + b.x;
-        h[half * 6 + 2] = m + s45;
-        h[half * 6 + 3] = s45 + s67;
-        h[half * 6 + 4] = (b.y + s67) + c.x;
-        h[half * 6 + 5] = s67 + (c.x + c.y);
+        h[half * 3 + 0] = a.x + p;
+        h[half * 3 + 1] = p + b.x;
+        h[half * 3 + 2] = m + (b.x + b.y);
     }
 }
 
-// One block an image. Stream 0 takes pooled rows 0 to 47 downwards, stream 1 rows 94 to 48 upwards; they end beside
-// each other, where they read the same two input rows at the same time.
+// One block an image.
 __global__ void __launch_bounds__(kThreads, 1)
 conv_pool_sigmoid_sum_kernel(const float* __restrict__ x, const float* __restrict__ weight,
                              const float* __restrict__ bias, float* __restrict__ out) {
@@ -173,64 +167,54 @@ conv_pool_sigmoid_sum_kernel(const float* __restrict__ x, const float* __restric
     float* const ring = reinterpret_cast<float*>(memory + kRingAt);
     float* const shared_bias = reinterpret_cast<float*>(memory + kBiasAt);
     float* const partial = reinterpret_cast<float*>(memory + kPartialAt);
-    uint64_t* const barriers = reinterpret_cast<uint64_t*>(memory + kBarrierAt);
+    uint64_t* const full = reinterpret_cast<uint64_t*>(memory + kBarrierAt);
+    uint64_t* const empty = full + kSlots;
 
     const int thread = threadIdx.x;
     const int warp = thread / 32;
     const int lane = thread % 32;
+    const bool producer = warp == kConsumerWarps;
     constexpr float kLog2E = 1.4426950408889634f;
 
-    if (thread == 0) {
-        for (int i = 0; i < 2 * kSlots; ++i) {
-            start_barrier(&barriers[i], 1);               // full
-            start_barrier(&barriers[2 * kSlots + i], 6);  // empty: the six warps of the stream
+    // The producer: eight lanes, a channel each, copy four rows at a time, 6144 contiguous bytes.
+    auto fill = [&](int j, uint64_t policy) {
+        const int slot = j & (kSlots - 1);
+        const int row = j == 0 ? 0 : 4 * j - 2;
+        const uint32_t bytes = static_cast<uint32_t>((j == 0 ? 2 : 4) * kRowBytes);
+        const int c = lane & (kChannels - 1);
+        if (lane == 0) arrive_and_expect(&full[slot], kChannels * bytes);
+        __syncwarp();
+        if (lane < kChannels) {
+            const float* const from =
+                x + (static_cast<int64_t>(blockIdx.x) * kChannels + c) * (kSide * kSide) + row * kSide;
+            bulk_load(ring + slot * kSlotFloats + channel_offset(c), from, bytes, &full[slot], policy);
         }
-        show_started();
+        __syncwarp();
+    };
+
+    if (producer) {
+        if (lane == 0) {
+            for (int i = 0; i < kSlots; ++i) {
+                start_barrier(&full[i], 1);
+                start_barrier(&empty[i], kConsumerWarps);
+            }
+            show_started();
+            show_stores();
+        }
+        __syncwarp();
+        const uint64_t policy = evict_first_policy();
+        for (int j = 0; j < kSlots; ++j) fill(j, policy);
     }
     __syncthreads();
 
-    if (warp >= kConsumers / 32) {
+    if (warp >= kConsumerWarps) {
         give_up_registers<32>();
-        const int stream = warp - kConsumers / 32;
-        if (stream < 2) {
-            uint64_t* const full = barriers + stream * kSlots;
-            uint64_t* const empty = barriers + 2 * kSlots + stream * kSlots;
-            float* const to = ring + stream * kSlots * kSlotFloats + channel_offset(lane & 7);
-            const float* const from =
-                x + (static_cast<int64_t>(blockIdx.x) * kChannels + (lane & 7)) * (kSide * kSide);
-            const uint64_t policy = read_once_policy();
-            int slot = 0;
-            uint32_t phase = 0;
+        if (producer) {
+            const uint64_t policy = evict_first_policy();
 #pragma unroll 1
-            for (int group = 0; group < kGroups; ++group) {
-                // Stream 0: rows 0 and 1, then 4 rows a step. Stream 1: nothing, in step 0 the two rows below its
-                // first pooled row, then 4 rows a step.
-                int row, rows;
-                if (stream == 0) {
-                    row = group == 0 ? 0 : kGroupRows * group - 2;
-                    rows = group == 0 ? 2 : kGroupRows;
-                } else {
-                    row = group < 2 ? kGroupRows * kPooled : kGroupRows * (kPooled + 1 - group);
-                    rows = group == 0 ? 0 : (group == 1 ? 2 : kGroupRows);
-                }
-                wait_for(&empty[slot], phase ^ 1);
-                if (lane == 0) {
-                    if (rows > 0) {
-                        arrive_and_expect(&full[slot], static_cast<uint32_t>(kChannels * kRowBytes * rows));
-                    } else {
-                        arrive(&full[slot]);
-                    }
-                }
-                __syncwarp();
-                if (rows > 0 && lane < kChannels) {
-                    bulk_load(to + slot * kSlotFloats, from + row * kSide, static_cast<uint32_t>(kRowBytes * rows),
-                              &full[slot], policy);
-                }
-                __syncwarp();
-                if (++slot == kSlots) {
-                    slot = 0;
-                    phase ^= 1;
-                }
+            for (int j = kSlots; j < kFills; ++j) {
+                wait_for(&empty[j & (kSlots - 1)], static_cast<uint32_t>((j / kSlots) & 1) ^ 1u);
+                fill(j, policy);
             }
         }
     } else {
@@ -238,27 +222,25 @@ conv_pool_sigmoid_sum_kernel(const float* __restrict__ x, const float* __restric
 
         // Weights times 256, split into two fp16 pieces. In a tap's panel channel c is column 2 (c % 4) + c / 4, so
         // that a thread's pair of columns is the channels q and q + 4.
-        {
-            float mine[kWeightsEach];
+        float w[kWeightLoads];
 #pragma unroll
-            for (int j = 0; j < kWeightsEach; ++j) mine[j] = weight[thread + j * kConsumers];
-            if (thread < kOut) shared_bias[thread] = bias == nullptr ? 0.0f : -bias[thread] * kLog2E;
+        for (int k = 0; k < kWeightLoads; ++k) w[k] = weight[thread + k * kConsumers];
 #pragma unroll
-            for (int j = 0; j < kWeightsEach; ++j) {
-                const int i = thread + j * kConsumers;
-                const int n = i / (kChannels * kTaps);
-                const int rest = i % (kChannels * kTaps);
-                const int c = rest / kTaps;
-                const int tap = rest % kTaps;
-                uint32_t high, low;
-                split(mine[j] * kWeightScale, 0.0f, high, low);
-                const int at = n * 16 + (2 * (c & 3) + (c >> 2)) * 2;
-                const int low_panel = tap == kTaps - 1 ? kMixedLowPanel : kLowPanel + tap;
-                *reinterpret_cast<uint16_t*>(memory + tap * kPanelBytes + at) = static_cast<uint16_t>(high & 0xffffu);
-                *reinterpret_cast<uint16_t*>(memory + low_panel * kPanelBytes + at) =
-                    static_cast<uint16_t>(low & 0xffffu);
-            }
+        for (int k = 0; k < kWeightLoads; ++k) {
+            const int i = thread + k * kConsumers;
+            const int n = i / (kChannels * kTaps);
+            const int rest = i % (kChannels * kTaps);
+            const int c = rest / kTaps;
+            const int tap = rest % kTaps;
+            uint32_t high, low;
+            split(w[k] * kWeightScale, 0.0f, high, low);
+            const int at = n * 16 + (2 * (c & 3) + (c >> 2)) * 2;
+            const int low_panel = tap == kTaps - 1 ? kMixedLowPanel : kLowPanel + tap;
+            *reinterpret_cast<uint16_t*>(memory + tap * kPanelBytes + at) = static_cast<uint16_t>(high & 0xffffu);
+            *reinterpret_cast<uint16_t*>(memory + low_panel * kPanelBytes + at) =
+                static_cast<uint16_t>(low & 0xffffu);
         }
+        if (thread < kOut) shared_bias[thread] = bias == nullptr ? 0.0f : -bias[thread] * kLog2E;
         show_stores();
         meet(1, kConsumers);
 
@@ -266,89 +248,72 @@ conv_pool_sigmoid_sum_kernel(const float* __restrict__ x, const float* __restric
         const uint64_t low_b = describe(shared_address(memory + kLowPanel * kPanelBytes));
         constexpr int kPairStep = 2 * kPanelBytes / 16;  // from a pair of taps to the next, in a descriptor's units
 
-        const int stream = warp / 6;
-        const bool upwards = stream == 1;
+        // A warp's 16 rows of A: 8 pixels of the step's first pooled row, then the same pixels of its second.
         const int g = lane / 4;
         const int q = lane % 4;
-        const int pixel = (warp % 6) * 16 + 2 * g;  // and pixel + 1
-        const bool second_valid = pixel + 1 < kPooled;
-        uint64_t* const full = barriers + stream * kSlots;
-        uint64_t* const empty = barriers + 2 * kSlots + stream * kSlots;
-        const float* const mine = ring + stream * kSlots * kSlotFloats + channel_offset(q) + 4 * pixel;
-        const float* const my_bias = shared_bias + 2 * q;
-        const int row_step = upwards ? -kSide : kSide;
-        const int first_row = upwards ? (kGroupRows - 1) * kSide : 0;
+        const int pixel = warp * 8 + g;
+        const float* const mine = ring + channel_offset(q) + 4 * pixel;
         constexpr float kScale = -kLog2E / (16.0f * kWeightScale);
 
-        int slot = 0;
-        uint32_t phase = 0;
-        auto release = [&]() {
-            __syncwarp();
-            if (lane == 0) arrive(&empty[slot]);
-            if (++slot == kSlots) {
-                slot = 0;
-                phase ^= 1;
-            }
-        };
+        float bias_even[8], bias_odd[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const float2 b = *reinterpret_cast<const float2*>(shared_bias + 8 * j + 2 * q);
+            bias_even[j] = b.x;
+            bias_odd[j] = b.y;
+        }
 
         float d[32];
 #pragma unroll
         for (int i = 0; i < 32; ++i) d[i] = 0.0f;
         float total = 0.0f;
 
-        // The two rows that a step shares with the one before it. What stream 1 finds here goes into its idle step
-        // alone, whose results are dropped.
-        float r0[12], r1[12];
-        wait_for(&full[slot], phase);
+        // The two rows that the next pooled row shares with the one before it.
+        float r0[6], r1[6];
+        wait_for(&full[0], 0u);
         row_sums(mine, r0);
         row_sums(mine + kSide, r1);
-        release();
+        __syncwarp();
+        if (lane == 0) arrive(&empty[0]);
 
 #pragma unroll 1
         for (int step = 0; step < kSteps; ++step) {
-            float s[3][12];
-            {
-                const float* const at = mine + slot * kSlotFloats + first_row;
-                float m[12], p[12], r[12];
-                wait_for(&full[slot], phase);
-                row_sums(at, m);
-                row_sums(at + row_step, r);
-#pragma unroll
-                for (int i = 0; i < 12; ++i) {
-                    m[i] += r[i];
-                    p[i] = r1[i] + m[i];
-                    s[0][i] = r0[i] + p[i];
-                }
-                row_sums(at + 2 * row_step, r0);
-#pragma unroll
-                for (int i = 0; i < 12; ++i) s[1][i] = p[i] + r0[i];
-                row_sums(at + 3 * row_step, r1);
-                release();
-#pragma unroll
-                for (int i = 0; i < 12; ++i) s[2][i] = m[i] + (r0[i] + r1[i]);
-            }
-            // Upwards the rows came in reverse: the sums of the first and the last kernel row change places.
-#pragma unroll
-            for (int i = 0; i < 12; ++i) {
-                const float a = s[0][i];
-                const float b = s[2][i];
-                s[0][i] = upwards ? b : a;
-                s[2][i] = upwards ? a : b;
-            }
-
+            const bool both = step + 1 < kSteps;  // the last step has no second pooled row
             // Taps in pairs; the ninth stands alone: its two small products share an instruction.
             uint32_t high[4][4], low[4][4], mixed[4], last[4];
 #pragma unroll
-            for (int tap = 0; tap < 8; ++tap) {
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    split(s[tap / 3][i * 3 + tap % 3], s[tap / 3][(2 + i) * 3 + tap % 3],
-                          high[tap / 2][(tap % 2) * 2 + i], low[tap / 2][(tap % 2) * 2 + i]);
-                }
-            }
-#pragma unroll
             for (int i = 0; i < 2; ++i) {
-                split(s[2][i * 3 + 2], s[2][(2 + i) * 3 + 2], last[i], mixed[i]);
+                const int j = 2 * step + 1 + i;
+                const int slot = j & (kSlots - 1);
+                const bool fresh = i == 0 || both;  // else: old values, whose results are dropped
+                if (fresh) wait_for(&full[slot], static_cast<uint32_t>((j / kSlots) & 1));
+                __syncwarp();
+                const float* const from = mine + slot * kSlotFloats;
+                float m[6], r[6], e0[6], e1[6];
+                row_sums(from, m);
+                row_sums(from + kSide, r);
+                row_sums(from + 2 * kSide, e0);
+                row_sums(from + 3 * kSide, e1);
+                __syncwarp();
+                if (fresh && lane == 0) arrive(&empty[slot]);
+
+                float s[3][6];
+#pragma unroll
+                for (int k = 0; k < 6; ++k) {
+                    const float middle = m[k] + r[k];
+                    const float upper = r1[k] + middle;
+                    s[0][k] = r0[k] + upper;
+                    s[1][k] = upper + e0[k];
+                    s[2][k] = middle + (e0[k] + e1[k]);
+                    r0[k] = e0[k];
+                    r1[k] = e1[k];
+                }
+#pragma unroll
+                for (int tap = 0; tap < 8; ++tap) {
+                    split(s[tap / 3][tap % 3], s[tap / 3][3 + tap % 3], high[tap / 2][(tap % 2) * 2 + i],
+                          low[tap / 2][(tap % 2) * 2 + i]);
+                }
+                split(s[2][2], s[2][5], last[i], mixed[i]);
                 mixed[2 + i] = last[i];
                 last[2 + i] = 0u;
             }
@@ -372,24 +337,23 @@ conv_pool_sigmoid_sum_kernel(const float* __restrict__ x, const float* __restric
             float first = 0.0f, second = 0.0f;
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
-                const float2 b = *reinterpret_cast<const float2*>(my_bias + 8 * j);
-                first += sigmoid_of_exponent(fmaf(d[4 * j + 0], kScale, b.x));
-                second += sigmoid_of_exponent(fmaf(d[4 * j + 2], kScale, b.x));
-                first += sigmoid_of_exponent(fmaf(d[4 * j + 1], kScale, b.y));
-                second += sigmoid_of_exponent(fmaf(d[4 * j + 3], kScale, b.y));
+                first += sigmoid_of_exponent(fmaf(d[4 * j + 0], kScale, bias_even[j]));
+                second += sigmoid_of_exponent(fmaf(d[4 * j + 2], kScale, bias_even[j]));
+                first += sigmoid_of_exponent(fmaf(d[4 * j + 1], kScale, bias_odd[j]));
+                second += sigmoid_of_exponent(fmaf(d[4 * j + 3], kScale, bias_odd[j]));
             }
-            const bool valid = !upwards || step > 0;
-            total += valid ? first : 0.0f;
-            total += valid && second_valid ? second : 0.0f;
+            total += first;
+            total += both ? second : 0.0f;
         }
 
+        if (pixel >= kPooled) total = 0.0f;
 #pragma unroll
         for (int offset = 16; offset > 0; offset /= 2) total += __shfl_xor_sync(0xffffffffu, total, offset);
         if (lane == 0) partial[warp] = total;
         meet(1, kConsumers);
         if (thread == 0) {
             float sum = 0.0f;
-            for (int i = 0; i < kConsumers / 32; ++i) sum += partial[i];
+            for (int i = 0; i < kConsumerWarps; ++i) sum += partial[i];
             out[blockIdx.x] = sum;
         }
     }

@@ -17,20 +17,16 @@ constexpr int kPiece = 128 * 64 * 2;            // bytes of one piece of a tile 
 constexpr int kPair = 2 * kPiece;               // hi and lo
 constexpr int kTilesK = kDepth / 64;            // 128
 constexpr int kTilesN = kFeatures / 128;        // 64
-constexpr int kClusterTilesM = kRows / 256;     // 4
-constexpr int kClusterTiles = kClusterTilesM * kTilesN;  // 256
 constexpr int kStages = 3;
 constexpr int kStageBytes = 2 * kPair;          // 65536
-constexpr int kRowBytes = kDepth * 4;           // 32768, one row of W
-constexpr int kShared = kStages * kStageBytes + kRowBytes + 1024;
-constexpr int kSplitters = 96;                  // threads that split W beside the products
-// tune: kStretch in (4, 8)
-constexpr int kStretch = 4;                     // stages between two plain additions
-// tune: kFirst in (17, 20, 24)
-constexpr int kFirst = 17;                      // column tiles of W split before the products begin
-// tune: kPause in (0, 2000)
-constexpr int kPause = 0;                       // nanoseconds between two rows split beside the products
-constexpr int kNext = kTilesN;                  // place of the queue's counter behind those of the tiles
+constexpr int kShared = kStages * kStageBytes + 1024;
+constexpr int kStretch = 8;                     // stages between two plain additions
+constexpr int kSegments = 16;                   // segments of 512 k, in which W becomes ready
+constexpr int kSegmentTiles = kTilesK / kSegments;          // 8 stages
+constexpr int kUnitsOfSegment = 64;             // units of 2 lines x 512 k
+constexpr int kUnits = kTilesN * kSegments * kUnitsOfSegment;  // 65536
+constexpr float kScaleW = 16384.0f;
+constexpr float kInverseW = 1.0f / 16384.0f;
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -65,19 +61,15 @@ __device__ __forceinline__ void arrive_at(uint64_t* barrier, int rank) {
         "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)), "r"(rank)
         : "memory");
 }
-
-// Plain writes become visible to bulk copies, and the other way round.
-__device__ __forceinline__ void fence_proxies() { asm volatile("fence.proxy.async;" ::: "memory"); }
-__device__ __forceinline__ int read_acquire(const int* from) {
-    int value;
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+// Between ordinary accesses of global memory and those of bulk copies.
+__device__ __forceinline__ void between_proxies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+__device__ __forceinline__ void count_up(uint32_t* counter) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(1u) : "memory");
+}
+__device__ __forceinline__ uint32_t look_at(const uint32_t* counter) {
+    uint32_t value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
     return value;
-}
-__device__ __forceinline__ void add_release(int* to, int value) {
-    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-__device__ __forceinline__ void sync_splitters() {
-    asm volatile("bar.sync 1, %0;" ::"n"(kSplitters) : "memory");
 }
 
 // Descriptor of K-major lines of 128 bytes, 128-byte swizzle: eight lines are 1024 bytes.
@@ -135,54 +127,31 @@ __device__ __forceinline__ void split_two(float a, float b, uint32_t& hi, uint32
     hi = *reinterpret_cast<const uint32_t*>(&h);
     lo = *reinterpret_cast<const uint32_t*>(&l);
 }
-__device__ __forceinline__ float largest_of(float4 v) {
-    return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-}
-// Exponent field of the power of two that brings the largest magnitude to [2^13, 2^14).
-__device__ __forceinline__ int scale_exponent(float largest) {
-    const int exponent = 267 - ((__float_as_int(largest) >> 23) & 0xff);
-    return min(max(exponent, 1), 253);
-}
-// Eight values, scaled and split, to their places in the tile's pieces.
-__device__ __forceinline__ void write_chunk(uint8_t* tile_line, int chunk, int line, float4 a, float4 b, float scale) {
-    uint4 hi, lo;
-    split_two(a.x * scale, a.y * scale, hi.x, lo.x);
-    split_two(a.z * scale, a.w * scale, hi.y, lo.y);
-    split_two(b.x * scale, b.y * scale, hi.z, lo.z);
-    split_two(b.z * scale, b.w * scale, hi.w, lo.w);
-    uint8_t* place = tile_line + static_cast<size_t>(chunk / 8) * kPair + (((chunk % 8) ^ (line % 8)) * 16);
-    *reinterpret_cast<uint4*>(place) = hi;
-    *reinterpret_cast<uint4*>(place + kPiece) = lo;
+// Four values of a line, to 8 bytes of the hi piece and 8 of the lo piece.
+__device__ __forceinline__ void store_four(uint8_t* place, float4 v, float scale) {
+    uint2 hi, lo;
+    split_two(v.x * scale, v.y * scale, hi.x, lo.x);
+    split_two(v.z * scale, v.w * scale, hi.y, lo.y);
+    *reinterpret_cast<uint2*>(place) = hi;
+    *reinterpret_cast<uint2*>(place + kPiece) = lo;
 }
 
-// One block a row of x or of the first kFirst tiles of W, from the last to the first: W, then x.
-// The first block also sets the counters of the product kernel.
-__global__ void __launch_bounds__(256) split_kernel(const float* __restrict__ x, const float* __restrict__ w,
-                                                    uint8_t* __restrict__ x_pieces, uint8_t* __restrict__ w_pieces,
-                                                    float* __restrict__ inverse_x, float* __restrict__ inverse_w,
-                                                    int* __restrict__ counters) {
-    int row = kRows + kFirst * 128 - 1 - static_cast<int>(blockIdx.x);
-    const float* from = x;
-    uint8_t* to = x_pieces;
-    float* inverse = inverse_x;
-    if (row >= kRows) {
-        row -= kRows;
-        from = w, to = w_pieces, inverse = inverse_w;
-    }
-    const float4* from4 = reinterpret_cast<const float4*>(from + static_cast<size_t>(row) * kDepth);
+// One block a row of x. It also clears the counters of W.
+__global__ void __launch_bounds__(256) split_kernel(const float* __restrict__ x, uint8_t* __restrict__ x_pieces,
+                                                    float* __restrict__ inverse_x, uint32_t* __restrict__ ready) {
+    const int row = static_cast<int>(blockIdx.x);
     const int t = threadIdx.x;
-    if (blockIdx.x == 0 && t <= kNext) counters[t] = t == kNext ? kFirst * 128 : 0;
+    if (row < kTilesN * kSegments / 256) ready[row * 256 + t] = 0;
+    const float4* from4 = reinterpret_cast<const float4*>(x + static_cast<size_t>(row) * kDepth) + t;
 
     float4 v[8];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int chunk = i * 256 + t;  // of 8 values
-        v[2 * i] = __ldg(from4 + chunk * 2);
-        v[2 * i + 1] = __ldg(from4 + chunk * 2 + 1);
-    }
+    for (int i = 0; i < 8; ++i) v[i] = __ldg(from4 + i * 256);
     float largest = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) largest = fmaxf(largest, largest_of(v[i]));
+    for (int i = 0; i < 8; ++i) {
+        largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v[i].x), fabsf(v[i].y)), fmaxf(fabsf(v[i].z), fabsf(v[i].w))));
+    }
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
@@ -194,137 +163,184 @@ __global__ void __launch_bounds__(256) split_kernel(const float* __restrict__ x,
 #pragma unroll
     for (int i = 1; i < 8; ++i) largest = fmaxf(largest, of_warp[i]);
 
-    const int exponent = scale_exponent(largest);
+    // The power of two that brings the largest magnitude to [2^13, 2^14).
+    int exponent = 267 - ((__float_as_int(largest) >> 23) & 0xff);
+    exponent = min(max(exponent, 1), 253);
     const float scale = __int_as_float(exponent << 23);
-    if (t == 0) inverse[row] = __int_as_float((254 - exponent) << 23);
+    if (t == 0) inverse_x[row] = __int_as_float((254 - exponent) << 23);
 
+    // 16 threads write the 128 bytes of one line of one tile.
     const int line = row % 128;
-    uint8_t* tile = to + static_cast<size_t>(row / 128) * kTilesK * kPair + line * 128;
+    const int q = t % 16;
+    uint8_t* place = x_pieces + (static_cast<size_t>(row / 128) * kTilesK + t / 16) * kPair + line * 128 +
+                     (((q / 2) ^ (line % 8)) * 16 + (q % 2) * 8);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) write_chunk(tile, i * 256 + t, line, v[2 * i], v[2 * i + 1], scale);
+    for (int i = 0; i < 8; ++i) store_four(place + static_cast<size_t>(i) * 16 * kPair, v[i], scale);
 }
 
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
-product_kernel(const uint8_t* __restrict__ x_pieces, const float* __restrict__ weight, uint8_t* w_pieces,
-               const float* __restrict__ inverse_x, float* inverse_w,
-               const float* __restrict__ linear_bias, const float* __restrict__ gamma,
-               const float* __restrict__ beta, float* __restrict__ partial, int* counters) {
+// A unit: lines `line` and `line + 8` of a tile of W, 512 k.
+struct Unit {
+    const float4* from;
+    uint8_t* to;
+    uint32_t* counter;
+};
+__device__ __forceinline__ Unit find_unit(int unit, int group_tiles, int lane, const float* w, uint8_t* w_pieces,
+                                          uint32_t* ready) {
+    const int segment = unit / kUnitsOfSegment;
+    const int part = unit % kUnitsOfSegment;
+    const int group = segment / (group_tiles * kSegments);
+    const int first = group * group_tiles;
+    const int size = min(group_tiles, kTilesN - first);
+    const int rest = segment - group * group_tiles * kSegments;
+    const int k = rest / size;
+    const int tile = first + rest % size;
+    const int line = part / 8 * 16 + part % 8;
+    const int q = lane % 16;
+    Unit found;
+    found.from = reinterpret_cast<const float4*>(w + static_cast<size_t>(tile * 128 + line) * kDepth + k * 512) + lane;
+    found.to = w_pieces + static_cast<size_t>(tile * kTilesK + k * kSegmentTiles + lane / 16) * kPair + line * 128 +
+               (((q / 2) ^ (line % 8)) * 16 + (q % 2) * 8);
+    found.counter = ready + tile * kSegments + k;
+    return found;
+}
+__device__ __forceinline__ void load_unit(float4 (&v)[8], const float4* from) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        v[i] = __ldcs(from + i * 32);
+        v[4 + i] = __ldcs(from + 8 * (kDepth / 4) + i * 32);
+    }
+}
+// W to pieces, in the order in which the products need it. One warp's share.
+__device__ __forceinline__ void convert_weight(const float* w, uint8_t* w_pieces, uint32_t* ready, int group_tiles,
+                                               int warp, int warps) {
+    const int lane = threadIdx.x % 32;
+    int unit = warp;
+    if (unit >= kUnits) return;
+    float4 v[8];
+    Unit now = find_unit(unit, group_tiles, lane, w, w_pieces, ready);
+    load_unit(v, now.from);
+#pragma unroll 1
+    while (true) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            store_four(now.to + static_cast<size_t>(i) * 2 * kPair, v[i], kScaleW);
+            store_four(now.to + static_cast<size_t>(i) * 2 * kPair + 8 * 128, v[4 + i], kScaleW);
+        }
+        uint32_t* counter = now.counter;
+        unit += warps;
+        const bool more = unit < kUnits;
+        if (more) {
+            now = find_unit(unit, group_tiles, lane, w, w_pieces, ready);
+            load_unit(v, now.from);  // on its way during the fence
+        }
+        between_proxies();
+        __syncwarp();
+        if (lane == 0) {
+            __threadfence();
+            count_up(counter);
+        }
+        __syncwarp();
+        if (!more) break;
+    }
+}
+
+// Clusters of 4: 2 x 2 tiles of 128 x 128; of 2: 2 x 1 tiles.
+template <int kCluster>
+__global__ void __launch_bounds__(384, 1)
+product_kernel(const float* __restrict__ weight, const uint8_t* x_pieces, uint8_t* w_pieces, uint32_t* ready,
+               const float* __restrict__ inverse_x, const float* __restrict__ linear_bias,
+               const float* __restrict__ gamma, const float* __restrict__ beta, float* __restrict__ partial,
+               int group_tiles) {
+    constexpr int kAcross = kCluster / 2;                      // tiles of a cluster along N
+    constexpr int kClusterTiles = 4 * (kTilesN / kAcross);     // 128 or 256
+    constexpr int kReleases = kCluster == 4 ? 3 : 2;           // blocks that hear of a stage that is free again
     extern __shared__ uint8_t raw[];
     __shared__ alignas(8) uint64_t full[kStages];
     __shared__ alignas(8) uint64_t empty[kStages];
-    __shared__ alignas(8) uint64_t row_full;
-    __shared__ float of_warp[3];
-    __shared__ int claimed;
     uint8_t* stages = raw + ((1024u - (shared_address(raw) & 1023u)) & 1023u);
 
     auto cluster = cooperative_groups::this_cluster();
-    const int rank = static_cast<int>(blockIdx.x & 1);
-    const int first = static_cast<int>(blockIdx.x >> 1);
-    const int step = static_cast<int>(gridDim.x >> 1);
+    const int rank = static_cast<int>(blockIdx.x % kCluster);
+    const int rank_m = rank & 1;
+    const int rank_n = rank >> 1;
+    const int first = static_cast<int>(blockIdx.x / kCluster);
+    const int step = static_cast<int>(gridDim.x / kCluster);
 
     if (threadIdx.x == 0) {
         for (int s = 0; s < kStages; ++s) {
             start(&full[s], 1);
-            start(&empty[s], 16);
+            start(&empty[s], 8 * kReleases);
         }
-        start(&row_full, 1);
         show_started();
     }
     cluster.sync();
 
     const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), 0);
     if (group == 0) {
-        give_up_registers<72>();
-        if (threadIdx.x == 0) {
+        give_up_registers<88>();
+        const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 32), 0);
+        if (warp != 0) {
+            convert_weight(weight, w_pieces, ready, group_tiles, static_cast<int>(blockIdx.x) * 3 + warp - 1,
+                           static_cast<int>(gridDim.x) * 3);
+        } else if (threadIdx.x == 0) {
             int s = 0;
             uint32_t parity = 0;
+#pragma unroll 1
             for (int tile = first; tile < kClusterTiles; tile += step) {
-                const int tile_m = tile % kClusterTilesM * 2 + rank;
-                const int tile_n = tile / kClusterTilesM;
-                if (tile_n >= kFirst) {  // split beside the products: wait for its 128 rows
-                    while (read_acquire(counters + tile_n) < 128) __nanosleep(100);
-                    fence_proxies();
-                }
+                const int tile_m = tile % 4 * 2 + rank_m;
+                const int tile_n = tile / 4 * kAcross + rank_n;
                 const uint8_t* a = x_pieces + static_cast<size_t>(tile_m) * kTilesK * kPair;
-                const uint8_t* b = w_pieces + static_cast<size_t>(tile_n) * kTilesK * kPair + rank * kPiece;
-                for (int k = 0; k < kTilesK; ++k) {
-                    wait(&empty[s], parity ^ 1);
-                    arrive_and_expect(&full[s], kStageBytes);
-                    uint8_t* stage = stages + s * kStageBytes;
-                    bulk_load(stage, a, kPair, &full[s]);
-                    load_for_all(stage + kPair + rank * kPiece, b, kPiece, &full[s], 3);
-                    a += kPair;
-                    b += kPair;
-                    if (++s == kStages) s = 0, parity ^= 1;
-                }
-            }
-        } else if (threadIdx.x >= 32) {
-            // Three warps split the rows of W that later tiles need, in their order, one row at a time.
-            const int t = static_cast<int>(threadIdx.x) - 32;
-            float4* row4 = reinterpret_cast<float4*>(stages + kStages * kStageBytes);
-            uint32_t parity = 0;
-            while (true) {
-                if (t == 0) {
-                    const int next = atomicAdd(counters + kNext, 1);
-                    claimed = next;
-                    if (next < kFeatures) {
-                        arrive_and_expect(&row_full, kRowBytes);
-                        bulk_load(row4, weight + static_cast<size_t>(next) * kDepth, kRowBytes, &row_full);
+                const uint8_t* b = w_pieces + static_cast<size_t>(tile_n) * kTilesK * kPair + rank_m * kPiece;
+                if (kCluster == 4) a += rank_n * kPiece;
+                const uint32_t* counter = ready + tile_n * kSegments;
+#pragma unroll 1
+                for (int segment = 0; segment < kSegments; ++segment) {
+                    while (look_at(counter + segment) < static_cast<uint32_t>(kUnitsOfSegment)) __nanosleep(32);
+                    between_proxies();
+#pragma unroll 1
+                    for (int k = 0; k < kSegmentTiles; ++k) {
+                        wait(&empty[s], parity ^ 1);
+                        arrive_and_expect(&full[s], kStageBytes);
+                        uint8_t* stage = stages + s * kStageBytes;
+                        if (kCluster == 4) {
+                            // Blocks of the same rows share A, blocks of the same columns B: each fetches a half.
+                            load_for_all(stage + rank_n * kPiece, a, kPiece, &full[s], 5 << rank_m);
+                            load_for_all(stage + kPair + rank_m * kPiece, b, kPiece, &full[s], 3 << (2 * rank_n));
+                        } else {
+                            bulk_load(stage, a, kPair, &full[s]);
+                            load_for_all(stage + kPair + rank_m * kPiece, b, kPiece, &full[s], 3);
+                        }
+                        a += kPair;
+                        b += kPair;
+                        if (++s == kStages) s = 0, parity ^= 1;
                     }
-                }
-                sync_splitters();
-                const int row = claimed;
-                if (row >= kFeatures) break;
-                wait(&row_full, parity);
-                parity ^= 1;
-
-                float largest = 0.0f;
-#pragma unroll 4
-                for (int i = t; i < kDepth / 4; i += kSplitters) largest = fmaxf(largest, largest_of(row4[i]));
-#pragma unroll
-                for (int offset = 16; offset > 0; offset /= 2) {
-                    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-                }
-                if (t % 32 == 0) of_warp[t / 32] = largest;
-                sync_splitters();
-                largest = fmaxf(fmaxf(of_warp[0], of_warp[1]), of_warp[2]);
-
-                const int exponent = scale_exponent(largest);
-                const float scale = __int_as_float(exponent << 23);
-                if (t == 0) inverse_w[row] = __int_as_float((254 - exponent) << 23);
-                const int line = row % 128;
-                uint8_t* tile_line = w_pieces + static_cast<size_t>(row / 128) * kTilesK * kPair + line * 128;
-#pragma unroll 2
-                for (int chunk = t; chunk < kDepth / 8; chunk += kSplitters) {
-                    write_chunk(tile_line, chunk, line, row4[2 * chunk], row4[2 * chunk + 1], scale);
-                }
-                __threadfence();
-                fence_proxies();
-                sync_splitters();  // all has been written, and the row's buffer is free
-                if (t == 0) {
-                    add_release(counters + row / 128, 1);
-                    if (kPause > 0) __nanosleep(kPause);
                 }
             }
         }
         __syncwarp();
     } else {
-        take_registers<216>();
+        take_registers<208>();
         const int w = group - 1;
         const int lane = threadIdx.x % 32;
         const int warp = threadIdx.x % 128 / 32;
+        const int release = rank ^ lane;  // lane 0 itself, lane 1 the other rows, lane 2 the other columns
         const uint32_t base = shared_address(stages);
+        const uint64_t a_first = describe(base + w * (64 * 128));
+        const uint64_t b_first = describe(base + kPair);
+        constexpr int kLow = kPiece >> 4;
         float d[64], sum[64];
 #pragma unroll
         for (int i = 0; i < 64; ++i) d[i] = 0.0f;
         int s = 0;
         uint32_t parity = 0;
 
+#pragma unroll 1
         for (int tile = first; tile < kClusterTiles; tile += step) {
 #pragma unroll
             for (int i = 0; i < 64; ++i) sum[i] = 0.0f;
             int done = 0;
             int count = w == 0 ? kStretch : kStretch / 2;  // the two groups take their sums out at different times
+#pragma unroll 1
             while (done < kTilesK) {
                 const int n = min(count, kTilesK - done);
                 count = kStretch;
@@ -332,9 +348,8 @@ product_kernel(const uint8_t* __restrict__ x_pieces, const float* __restrict__ w
 #pragma unroll 1
                 for (int j = 0; j < n; ++j) {
                     wait(&full[s], parity);
-                    const uint64_t a = describe(base + s * kStageBytes + w * (64 * 128));
-                    const uint64_t b = describe(base + s * kStageBytes + kPair);
-                    constexpr int kLow = kPiece >> 4;
+                    const uint64_t a = a_first + static_cast<uint64_t>(s * (kStageBytes >> 4));
+                    const uint64_t b = b_first + static_cast<uint64_t>(s * (kStageBytes >> 4));
                     begin_products();
                     multiply(d, a, b + kLow, j != 0);
                     multiply(d, a + kLow, b, 1);
@@ -347,12 +362,12 @@ product_kernel(const uint8_t* __restrict__ x_pieces, const float* __restrict__ w
                     for (int k = 0; k < 4; ++k) multiply(d, a + 2 * k, b + 2 * k, 1);
                     commit_products();
                     wait_all_but_one();  // the stage before has been used
-                    if (j > 0 && lane < 2) arrive_at(&empty[before], lane);
+                    if (j > 0 && lane < kReleases) arrive_at(&empty[before], release);
                     before = s;
                     if (++s == kStages) s = 0, parity ^= 1;
                 }
                 wait_products(d);
-                if (lane < 2) arrive_at(&empty[before], lane);
+                if (lane < kReleases) arrive_at(&empty[before], release);
                 __syncwarp();
 #pragma unroll
                 for (int i = 0; i < 64; ++i) sum[i] += d[i];
@@ -360,8 +375,8 @@ product_kernel(const uint8_t* __restrict__ x_pieces, const float* __restrict__ w
             }
 
             // Group norm of groups of 16 columns, and the minimum of each row over this tile.
-            const int tile_m = tile % kClusterTilesM * 2 + rank;
-            const int tile_n = tile / kClusterTilesM;
+            const int tile_m = tile % 4 * 2 + rank_m;
+            const int tile_n = tile / 4 * kAcross + rank_n;
             const int row = tile_m * 128 + w * 64 + warp * 16 + lane / 4;
             const float scale0 = __ldg(inverse_x + row), scale1 = __ldg(inverse_x + row + 8);
             float least0 = __int_as_float(0x7f800000), least1 = least0;
@@ -371,14 +386,12 @@ product_kernel(const uint8_t* __restrict__ x_pieces, const float* __restrict__ w
                 float v0[4], v1[4];
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-                    // Written while this kernel runs, so read through L2.
-                    const float2 by = __ldcg(reinterpret_cast<const float2*>(inverse_w + column + 8 * h));
                     const float2 plus = __ldg(reinterpret_cast<const float2*>(linear_bias + column + 8 * h));
                     const int at = 8 * q + 4 * h;
-                    v0[2 * h] = sum[at] * by.x * scale0 + plus.x;
-                    v0[2 * h + 1] = sum[at + 1] * by.y * scale0 + plus.y;
-                    v1[2 * h] = sum[at + 2] * by.x * scale1 + plus.x;
-                    v1[2 * h + 1] = sum[at + 3] * by.y * scale1 + plus.y;
+                    v0[2 * h] = sum[at] * kInverseW * scale0 + plus.x;
+                    v0[2 * h + 1] = sum[at + 1] * kInverseW * scale0 + plus.y;
+                    v1[2 * h] = sum[at + 2] * kInverseW * scale1 + plus.x;
+                    v1[2 * h + 1] = sum[at + 3] * kInverseW * scale1 + plus.y;
                 }
                 float mean0 = (v0[0] + v0[1]) + (v0[2] + v0[3]);
                 float mean1 = (v1[0] + v1[1]) + (v1[2] + v1[3]);
@@ -455,37 +468,89 @@ __global__ void __launch_bounds__(256) finish_kernel(const float* __restrict__ p
     }
 }
 
+template <int kCluster>
+static void configure(cudaLaunchConfig_t& config, cudaLaunchAttribute& attribute, int clusters, cudaStream_t stream) {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = kCluster;
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+    config.gridDim = dim3(clusters * kCluster, 1, 1);
+    config.blockDim = dim3(384, 1, 1);
+    config.dynamicSmemBytes = kShared;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+}
+// How many clusters the device holds at once.
+template <int kCluster>
+static cudaError_t count_clusters(int* count) {
+    *count = 0;
+    cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(&product_kernel<kCluster>),
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+    if (error != cudaSuccess) return error;
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute = {};
+    configure<kCluster>(config, attribute, 128 / kCluster, nullptr);
+    return cudaOccupancyMaxActiveClusters(count, reinterpret_cast<const void*>(&product_kernel<kCluster>), &config);
+}
+template <int kCluster>
+static cudaError_t launch_product(int clusters, cudaStream_t stream, const float* weight, const uint8_t* x_pieces,
+                                  uint8_t* w_pieces, uint32_t* ready, const float* inverse_x,
+                                  const float* linear_bias, const float* gamma, const float* beta, float* partial,
+                                  int group_tiles) {
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute = {};
+    configure<kCluster>(config, attribute, clusters, stream);
+    void* arguments[] = {&weight, &x_pieces, &w_pieces, &ready, &inverse_x, &linear_bias,
+                         &gamma, &beta, &partial, &group_tiles};
+    return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(&product_kernel<kCluster>), arguments);
+}
+
 extern "C" int64_t scratch_bytes() {
     return static_cast<int64_t>(kRows / 128 + kTilesN) * kTilesK * kPair +
-           static_cast<int64_t>(kRows + kFeatures + kTilesN * kRows) * 4 + 1024;
+           static_cast<int64_t>(kRows + kTilesN * kRows + kTilesN * kSegments) * 4;
 }
 
 extern "C" int gemm_norm_min(const float* x, const float* weight, const float* linear_bias, const float* gamma,
                              const float* beta, const float* bias, float* out, uint8_t* scratch, void* stream_pointer) {
     cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
-    static int blocks = 0;
-    if (blocks == 0) {
-        int device = 0, count = 0;
-        cudaError_t error = cudaGetDevice(&device);
-        if (error != cudaSuccess) return static_cast<int>(error);
-        error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-        if (error != cudaSuccess) return static_cast<int>(error);
-        error = cudaFuncSetAttribute(product_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-        if (error != cudaSuccess) return static_cast<int>(error);
-        blocks = count / 2 * 2;
-        if (blocks > 2 * kClusterTiles) blocks = 2 * kClusterTiles;
+    static int clusters = 0, cluster_size = 0;
+    if (clusters == 0) {
+        int count = 0;
+        cudaError_t error = count_clusters<4>(&count);
+        if (error == cudaSuccess && count >= 32) {
+            cluster_size = 4;
+            clusters = 32;
+        } else {
+            cudaGetLastError();
+            error = count_clusters<2>(&count);
+            if (error != cudaSuccess) return static_cast<int>(error);
+            if (count < 1) return static_cast<int>(cudaErrorInvalidConfiguration);
+            cluster_size = 2;
+            clusters = count < 256 ? count : 256;
+        }
     }
+    // Tiles of W, along N, that one wave of clusters uses.
+    int group_tiles = (clusters * (cluster_size / 2) + 3) / 4;
+    if (group_tiles > kTilesN) group_tiles = kTilesN;
+
     uint8_t* x_pieces = scratch;
     uint8_t* w_pieces = x_pieces + static_cast<size_t>(kRows / 128) * kTilesK * kPair;
     float* inverse_x = reinterpret_cast<float*>(w_pieces + static_cast<size_t>(kTilesN) * kTilesK * kPair);
-    float* inverse_w = inverse_x + kRows;
-    float* partial = inverse_w + kFeatures;
-    int* counters = reinterpret_cast<int*>(partial + kTilesN * kRows);
+    float* partial = inverse_x + kRows;
+    uint32_t* ready = reinterpret_cast<uint32_t*>(partial + kTilesN * kRows);
 
-    split_kernel<<<kRows + kFirst * 128, 256, 0, stream>>>(x, weight, x_pieces, w_pieces, inverse_x, inverse_w,
-                                                           counters);
-    product_kernel<<<blocks, 384, kShared, stream>>>(x_pieces, weight, w_pieces, inverse_x, inverse_w, linear_bias,
-                                                     gamma, beta, partial, counters);
+    split_kernel<<<kRows, 256, 0, stream>>>(x, x_pieces, inverse_x, ready);
+    cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess) return static_cast<int>(error);
+    if (cluster_size == 4) {
+        error = launch_product<4>(clusters, stream, weight, x_pieces, w_pieces, ready, inverse_x, linear_bias, gamma,
+                                  beta, partial, group_tiles);
+    } else {
+        error = launch_product<2>(clusters, stream, weight, x_pieces, w_pieces, ready, inverse_x, linear_bias, gamma,
+                                  beta, partial, group_tiles);
+    }
+    if (error != cudaSuccess) return static_cast<int>(error);
     finish_kernel<<<dim3(kRows / 128, kFeatures / 128), 256, 0, stream>>>(partial, bias, out);
     return static_cast<int>(cudaGetLastError());
 }
@@ -493,7 +558,7 @@ extern "C" int gemm_norm_min(const float* x, const float* weight, const float* l
 
 library = ctypes.CDLL(
     load_inline(
-        name="gemm_group_norm_min_bias",
+        name="gemm_group_norm_min_bias_overlapped",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],

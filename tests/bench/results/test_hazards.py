@@ -54,6 +54,8 @@ def found(source, dtype="float32"):
     ("source", "dtype", "tag"),
     [
         ('asm("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 ")', "float32", "emulated fp32 (fp16x3)"),
+        ('asm("wgmma.mma_async.m64n128k16.f32.f16.f16 wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 ")',
+         "float32", "emulated fp32 (fp16 and int8)"),
         ('asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 ")', "float32", "emulated fp32 (tf32x3)"),
         ('asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 ")', "float16", None),
         ("while (load_acquire(counter) < target) __nanosleep(20);", "float32", "spin barrier"),
