@@ -135,7 +135,7 @@ class _Search:
         return self.journal.view
 
     async def prepare(self) -> None:
-        """Log the config, and PyTorch's times or why there are none; candidates may be judged all the same."""
+        """Log the config, and PyTorch's times or why there are none; for a broken problem nobody is asked anything."""
         if self.view.config != self.config:
             statistics = self.parts.idea_statistics or steering.IdeaStatistics(self.log, self.config)
             ideas = self.view.ideas or statistics.ideas(self.problem)
@@ -145,7 +145,8 @@ class _Search:
             try:
                 verdict = await self.parts.evaluator.measure(self.problem)
             except SandboxError as error:
-                why_not = str(error)
+                is_broken = isinstance(error, BrokenProblem) and not isinstance(error, UnsupportedProblem)
+                self.trouble, why_not = (error, "") if is_broken else (None, str(error))
             if verdict is not None or why_not:
                 self.journal.write(events.MeasuredProblem(problem=self.name, verdict=verdict, why_not=why_not))
         self.keep_best()

@@ -122,6 +122,7 @@ def compare(
     It runs here as you would start it, without a jail. Exit code 0 where the program is correct and faster than every
     baseline beyond doubt, else 1.
     """
+    from kernelwright.programs.apply import kept_kernels
     from kernelwright.programs.compare import Order, drawn, words
     from kernelwright.programs.compare import compare as compared
 
@@ -130,6 +131,7 @@ def compare(
     if run is None:
         raise UserMistake("say which kernels: --run runs/TIME, a run over the program's capture")
     modes = () if compiled == ["none"] else compile_modes(compiled or ["default"])
+    kept_kernels(run)  # an unsuitable run is refused before the program starts
     order = Order(script=str(script), arguments=tuple(arguments or ()), run=str(run), compiled=modes, errors=True)
     found = compared(order, processes, note)
     if picture is not None:

@@ -268,14 +268,13 @@ def search_options(settings: Sequence[str]) -> dict[str, Any]:
     """Parse `slots=4`, `budget.usd=2.5`, `models=a,b` as fields of `SearchConfig`; `UserMistake` for an unknown one."""
     from kernelwright.agent.config import Budget, SearchConfig
 
+    names = sorted({*SearchConfig.model_fields, *(f"budget.{limit}" for limit in Budget.model_fields)} - {"budget"})
     found: dict[str, Any] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         outer, _, inner = name.partition(".")
-        known = outer in SearchConfig.model_fields and (not inner or inner in Budget.model_fields)
-        if not equals or not known:
-            there = ", ".join(sorted(SearchConfig.model_fields))
-            raise UserMistake(f"no search setting {setting!r}; give NAME=VALUE, where the names are: {there}")
+        if not equals or name not in names:
+            raise UserMistake(f"no search setting {setting!r}; give NAME=VALUE, where NAME is: {', '.join(names)}")
         if inner:
             found.setdefault(outer, {})[inner] = _value(value)
         else:

@@ -30,6 +30,7 @@ from kernelwright.sandbox.correctness.distance import (
     finite,
     measure,
     share_of_rule,
+    slice_axis,
     worst,
 )
 from kernelwright.sandbox.correctness.patterns import describe_pattern, where
@@ -304,14 +305,16 @@ class _Case(NamedTuple):
     checks: Checks
 
     def refused(self, said: str, bound: float, only: int | None = None) -> Wrong:
-        """The reason, the largest error's place and the pattern above `bound`; of index `only` of axis 0, if given."""
+        """The reason, the largest error's place and the pattern above `bound`; of this slice `only`, if given."""
         if not self.checks.pattern:
             return Wrong(f"{self.label} is wrong: {said}", "", by_distance=True)
-        first = () if only is None else (slice(only, only + 1),)
+        axis = slice_axis(self.want.shape)
+        first = () if only is None else (*[slice(None)] * axis, slice(only, only + 1))
         index = worst(self.counted[first], self.want[first])
         around = _around(index, self.want[first].shape)
         if only is not None:
-            index, around = (only, *index[1:]), (*first, *around[1:])
+            index = (*index[:axis], only, *index[axis + 1 :])
+            around = (*around[:axis], first[axis], *around[axis + 1 :])
         place = f"at {list(index)}: got {float(self.got[index]):.7g}, want {float(self.want[index]):.7g}"
         got, want = self.got[around].double(), self.want[around].double()
         if not math.isfinite(float(got.sum() + want.sum())):
@@ -356,10 +359,10 @@ def _slice_too_far(case: _Case, errors: torch.Tensor, bounds: torch.Tensor) -> W
     index = max(over, key=lambda index: float(errors[index] / bounds[index]) if bounds[index] else math.inf)
     limit = float(bounds[index])
     said = (
-        f"{len(over)} of {len(errors)} indices of axis 0 are off for their own magnitude; at index {index} the norm of "
-        f"the error is {float(errors[index]):.3g}, the bound {limit:.3g}"
+        f"{len(over)} of {len(errors)} indices of axis {slice_axis(case.want.shape)} are off for their own magnitude; "
+        f"at index {index} the norm of the error is {float(errors[index]):.3g}, the bound {limit:.3g}"
     )
-    return case.refused(said, limit / math.sqrt(case.want[index].numel()), only=index)
+    return case.refused(said, limit / math.sqrt(case.want.numel() / len(errors)), only=index)
 
 
 def _exact_values(label: str, got: torch.Tensor, true: torch.Tensor, near: torch.Tensor) -> Wrong | None:

@@ -14,7 +14,7 @@ import torch
 from kernelwright.sandbox.tensors import DeviceBytes, RawTensor, Values
 
 SMALLEST_SLICE = 64
-"""Elements that a slice along the first axis needs, so that the reference's error in it does not depend on luck."""
+"""Elements that a slice needs, so that the reference's error in it does not depend on luck."""
 SLICE_SLACK = 1e-3
 """A slice may always be off by this share of an average slice's bound, for kernels that mix rows."""
 PIECE = 2**15
@@ -39,13 +39,13 @@ Settle = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor
 
 
 class Size(NamedTuple):
-    """The largest magnitude, the L2 norm and the mean magnitude of a tensor, and the norm of each slice of axis 0."""
+    """The largest magnitude, the L2 norm and the mean magnitude of a tensor, and the norm of each slice."""
 
     largest: float
     norm: float
     mean: float
     slices: torch.Tensor | None
-    """None where slices are too small."""
+    """Of each index of `slice_axis`; None where slices are too small."""
     usual: float | None = None
     """The square of the mean of the magnitudes' square roots: a few huge elements hardly move it. None where what the
     reference gives is dense: then the norm says as much."""
@@ -230,10 +230,16 @@ def _completed(
     return [size._replace(usual=usual) for size, usual in zip(sizes, _usual(others, want, settle), strict=True)]
 
 
+def slice_axis(shape: Sequence[int]) -> int:
+    """Return the axis of which each index is judged by itself: the first that is longer than 1, else 0."""
+    return next((axis for axis, size in enumerate(shape) if size > 1), 0)
+
+
 def _sizes(others: Sequence[torch.Tensor], want: torch.Tensor, settle: Settle | None = None) -> list[Size]:
     """Of the difference of each of the others from `want`, and of `want` at last."""
-    sliced = want.dim() > 1 and want.shape[0] > 1 and want[0].numel() >= SMALLEST_SLICE
-    rows, count = want.shape[0] if sliced else 1, len(others) + 1
+    axis = slice_axis(want.shape)
+    sliced = want.numel() >= SMALLEST_SLICE * math.prod(want.shape[: axis + 1]) > 0
+    rows, count = want.shape[axis] if sliced else 1, len(others) + 1
     maxima, squares, sums = [torch.zeros(count, rows, dtype=torch.float64, device=want.device) for _ in range(3)]
     for part, tensors in _differences(others, want, rows, settle):
         for which, tensor in enumerate(tensors):

@@ -79,6 +79,7 @@ class Own(torch.autograd.Function):
 """
 
 HABITS = [
+    Honest("small rows of a batch of one, divided in place of multiplied", "alone", "y = x.clone(); y[:, 29:] /= 1e5; return y"),
     Honest("the framework's own operators", "softmax", "return torch.softmax(x, dim=-1)"),
     Honest("one term after the other", "weighted", SERIAL),
     Honest("a sum with compensation", "weighted", KAHAN),

@@ -85,7 +85,15 @@ def test_prompts_that_ask_for_words_say_it_too(log):
     assert plan.keys() == {"times", "floor"}
 
 
-@pytest.mark.parametrize("error", [UnsupportedProblem("too large"), BrokenProblem("broken"), MachineError("no device")])
+def test_nobody_is_asked_about_a_broken_problem_until_it_can_be_measured(log):
+    with pytest.raises(BrokenProblem, match="its inputs"):
+        searched(log, evaluator=Measuring(BrokenProblem("its inputs cannot be drawn")))
+    assert [event.kind for event in log.events()] == ["run_started", "equipped", "stopped"]
+    searched(log, evaluator=finding(**TIMES))
+    assert [event.kind for event in log.events()][3:5] == ["measured", "asked"]
+
+
+@pytest.mark.parametrize("error", [UnsupportedProblem("too large"), MachineError("no device")])
 def test_what_can_not_be_measured_is_told_in_the_log_and_the_search_goes_on_without(log, tmp_path, error):
     evaluator = Measuring(error)
     searched(log, evaluator=evaluator, config=BRIEF)

@@ -159,6 +159,15 @@ TEXTS = {
         "[torch.randn(1, 128, 128) for _ in range(4)]",
         "[]",
     ),
+    "alone": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return x * torch.tensor([1.0] * 29 + [1e-5] * 3)[:, None]
+        """,
+        "[torch.randn(1, 32, 128)]",
+        "[]",
+    ),
     "growth": (
         """
         class Model(nn.Module):
@@ -351,6 +360,7 @@ SOLVED = {
     "whole": (INIT, "a, b", "return a @ b"),
     "doubles": (INIT, "a, b", "return a @ b"),
     "slopes": (INIT, "a, b, c, d", "return (a @ b) / (c - d)"),
+    "alone": (INIT, "x", "return x * torch.tensor([1.0] * 29 + [1e-5] * 3)[:, None]"),
     "growth": (INIT, "x", "return torch.exp(6 * x)"),
     "several": (
         INIT,

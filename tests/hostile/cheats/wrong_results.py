@@ -132,6 +132,12 @@ WRONG_RESULTS = [
           y[size < 1e-3 * size.max()] = 0
           return y
           """),
+    Cheat("small rows of a batch of one in bfloat16", (52,), "alone", "check", "3 of 32 indices of axis 1 are off",
+          """
+          y = self.right(x)
+          size = y.abs().amax(2, keepdim=True)
+          return torch.where(size < 3e-5 * size.max(), y.bfloat16(), y)
+          """),
     Cheat("rows of a product that are small beside others left out", (52,), "product", "check", "for their own magnitude|is wrong",
           """
           y = a @ b

@@ -188,23 +188,27 @@ def test_an_integer_may_be_what_either_precision_says():
     assert "want 2" in verdict_on(torch.tensor([1, 4, 3]), exact, near).reason
 
 
-def test_small_rows_beside_large_ones_count():
+@pytest.mark.parametrize("batch", [(), (1,), (1, 1)])
+def test_small_rows_beside_large_ones_count(batch):
     size = torch.logspace(-3, 3, 96)[:, None]
-    want = EXACT * size
     got = (ROUNDED * size).clone()
     got[:4] = 0
-    assert "4 of 96 indices of axis 0" in verdict_on(got, want, ROUNDED * size).reason
+    got, want, near = (tensor.reshape(*batch, 96, 80) for tensor in (got, EXACT * size, ROUNDED * size))
+    assert f"4 of 96 indices of axis {len(batch)}" in verdict_on(got, want, near).reason
+    assert verdict_on(near, want, near) is None
 
 
-def test_the_place_and_the_pattern_within_a_slice_are_those_of_the_whole_result():
+@pytest.mark.parametrize("batch", [(), (1,)])
+def test_the_place_and_the_pattern_within_a_slice_are_those_of_the_whole_result(batch):
     size = torch.logspace(-3, 3, 8)[:, None, None]
-    want = torch.randn(8, 6, 16).double() * size
+    want = torch.randn(*batch, 8, 6, 16).double() * size
     near = want.float().double()
     got = near.clone()
-    got[2, 4] += 1e-3 * size[2, 0]
+    got[..., 2, 4, :] += 1e-3 * size[2, 0]
     found = verdict_on(got, want, near)
-    assert "at [2, 4, " in found.reason and "wrong only at index 4 (of 6) of axis 1" in found.reason
-    assert "of the part from [2, 0, 0] on" in found.details
+    assert f"at {[*[0] * len(batch), 2, 4]}"[:-1] in found.reason
+    assert f"wrong only at index 4 (of 6) of axis {len(batch) + 1}" in found.reason
+    assert f"of the part from {[*[0] * len(batch), 2, 0, 0]} on" in found.details
 
 
 @pytest.mark.parametrize(("error", "is_small"), [(1e-4, True), (1.0, False)])
