@@ -14,11 +14,7 @@ from pydantic import Field
 from kernelwright.agent.strategies import function_in
 from kernelwright.evals import metrics
 from kernelwright.evals.metrics import BASELINES, COPY, OWN_KERNEL, Effort, Estimate, Result, VerdictSummary
-from kernelwright.evals.verdict_store import (
-    JudgedKernel,
-    ProblemSummary,
-    RunSummary,
-)
+from kernelwright.evals.verdict_store import JudgedKernel, ProblemSummary, RunSummary
 from kernelwright.problems.problem import Record
 from kernelwright.sandbox.verdict.report import counted_speedup
 from kernelwright.sandbox.verdict.settings import AT_EFFORT, JudgingEffort

@@ -44,21 +44,18 @@ MemoryOption = Annotated[
     ),
 ]
 ThreadsOption = Annotated[
-    int | None,
-    typer.Option("--threads", min=1, help="Threads of candidate and baseline; default: all cores."),
+    int | None, typer.Option("--threads", min=1, help="Threads of candidate and baseline; default: all cores.")
 ]
 EffortOption = Annotated[
     str,
     typer.Option(
-        "--effort",
-        help="Measurement: screen (correct or not), search (enough to choose) or rank (to be published).",
+        "--effort", help="Measurement: screen (correct or not), search (enough to choose) or rank (to be published)."
     ),
 ]
 AccuracyOption = Annotated[
     str,
     typer.Option(
-        "--accuracy",
-        help="Allowed errors: ieee, default (as torch's precision switches allow), tf32, or kernelbench.",
+        "--accuracy", help="Allowed errors: ieee, default (as torch's precision switches allow), tf32, or kernelbench."
     ),
 ]
 JailOption = Annotated[str, typer.Option("--jail", help="Jail around candidates: auto, strict or off.")]
@@ -110,13 +107,13 @@ class JudgingOptions(NamedTuple):
     baselines: Annotated[
         str | None,
         typer.Option(
-            help="On a GPU: shipped,tf32,channels_last by default; or none, compiled-tf32, compiled-shipped (slow).",
+            help="On a GPU: shipped,tf32,channels_last by default; or none, compiled-tf32, compiled-shipped (slow)."
         ),
     ] = None
     weights: Annotated[
         str,
         typer.Option(
-            help="Weights of a candidate: copy, seed (both models made under one seed) or auto (copy, else seed).",
+            help="Weights of a candidate: copy, seed (both models made under one seed) or auto (copy, else seed)."
         ),
     ] = "auto"
     effort: EffortOption = "rank"
@@ -132,7 +129,7 @@ class JudgingOptions(NamedTuple):
         bool | None,
         typer.Option(
             help="Look closer at correct candidates, for the next prompt: ncu's counters on a GPU, else machine code. "
-            "Default: only in a run on a GPU whose counters can be read.",
+            "Default: only in a run on a GPU whose counters can be read."
         ),
     ] = None
     wait_quiet: Annotated[

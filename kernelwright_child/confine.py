@@ -201,10 +201,7 @@ REFUSED_ALONE: dict[str, dict[str, int]] = {
 }  # fmt: skip
 """Refused too without namespaces, since landlock does not cover them: segments and queues that outlive their maker,
 sockets in the file system (a session bus would start anything), permissions of the user's files, priorities."""
-TIMERS = {
-    X86_64: {"timer_create": 222, "timerfd_create": 283},
-    AARCH64: {"timerfd_create": 85, "timer_create": 107},
-}
+TIMERS = {X86_64: {"timer_create": 222, "timerfd_create": 283}, AARCH64: {"timerfd_create": 85, "timer_create": 107}}
 """Calls that make timers which continue while their process is stopped. Each expiry interrupts the core that set it,
 and thousands slow a call that is timed there. A GPU driver may need them. A thread's own waits end with the stop, and
 `setitimer` and `alarm` have one timer per process."""

@@ -327,13 +327,7 @@ class _Flags(ctypes.Structure):
 class _Properties(ctypes.Structure):
     """CUmemAllocationProp."""
 
-    _fields_ = (
-        ("type", c_int),
-        ("handles", c_int),
-        ("location", _Location),
-        ("windows", c_void_p),
-        ("flags", _Flags),
-    )
+    _fields_ = (("type", c_int), ("handles", c_int), ("location", _Location), ("windows", c_void_p), ("flags", _Flags))
 
 
 class _Access(ctypes.Structure):

@@ -176,10 +176,7 @@ def read_failures(build: Path, printed: str = "") -> tuple[FailedBuild, ...]:
             case {"extension": str() as extension, "error": str(), "text": str() as text}:
                 failures[extension, text] = None
     return tuple(
-        FailedBuild(
-            one_line(extension, LONGEST_NAME),
-            escaped(text if names_an_error(text) else f"{printed}\n{text}"),
-        )
+        FailedBuild(one_line(extension, LONGEST_NAME), escaped(text if names_an_error(text) else f"{printed}\n{text}"))
         for extension, text in list(failures)[:MAX_FAILURES]
     )
 

@@ -7,6 +7,7 @@ header and nowhere else: no record, message or error of ours holds it, not even 
 import asyncio
 import json
 import os
+import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
@@ -170,7 +171,7 @@ class OpenAIProvider:
         self.base_url = self.settings.base_url or environment.get("OPENAI_BASE_URL") or OWN_URL
         host = _host(self.base_url)
         self._is_own = host == OWN_HOST
-        self._is_near = host in LOOPBACK
+        self._is_near, self._has_listened = host in LOOPBACK, False
         self._key = self._found_key(environment)
         self._wire = WIRES[self.settings.api]
         self._client_options: dict[str, Any] = {
@@ -189,6 +190,7 @@ class OpenAIProvider:
         import openai
 
         start = time.monotonic()
+        self._require_listener()
         with self.explained(f"model {request.model!r}, or no {self._wire.noun}s"):
             try:
                 unproxied = openai.DefaultAsyncHttpxClient(trust_env=False) if self._is_near else None
@@ -199,6 +201,16 @@ class OpenAIProvider:
                 raise self._error(f"did not finish within {self.settings.deadline_s:.0f} s", retryable=True) from error
         return self._read(answer, request, time.monotonic() - start)
 
+    def _require_listener(self) -> None:
+        """Raise where nothing has listened on this machine yet: the client would try for a quarter of a minute."""
+        if self._is_near and not self._has_listened:
+            address = urlsplit(self.base_url)
+            try:
+                socket.create_connection((address.hostname, address.port or 80)).close()
+            except ConnectionRefusedError as error:
+                raise self._error(f"cannot be reached ({error}); start it, or name another by {ADDRESS}") from None
+        self._has_listened = True
+
     @contextmanager
     def plain_client(self, wanted: str) -> "Iterator[openai.OpenAI]":
         """Open a client without an event loop, for other requests than to a model; `wanted` as in `explained`."""
@@ -206,6 +218,7 @@ class OpenAIProvider:
 
         unproxied = openai.DefaultHttpxClient(trust_env=False) if self._is_near else None
         own_client = openai.OpenAI(http_client=unproxied, **self._client_options)
+        self._require_listener()
         with self.explained(wanted), own_client as client:
             yield client
 

@@ -84,12 +84,10 @@ def prompt(
     ] = None,
     device: Annotated[str | None, typer.Option(help="A known GPU such as H200; default: this machine.")] = None,
     target_python: Annotated[
-        str | None,
-        typer.Option(help="Python that the answer must run under; default: this one, 3.11 with --device."),
+        str | None, typer.Option(help="Python that the answer must run under; default: this one, 3.11 with --device.")
     ] = None,
     target_torch: Annotated[
-        str | None,
-        typer.Option(help="PyTorch that the answer must run under; default: this one, 2.9 with --device."),
+        str | None, typer.Option(help="PyTorch that the answer must run under; default: this one, 2.9 with --device.")
     ] = None,
     target_cuda: Annotated[
         str | None, typer.Option(help="CUDA that the answer must compile under; default: any.")

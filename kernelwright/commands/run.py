@@ -59,8 +59,7 @@ class ProviderArguments(NamedTuple):
     ] = None
     presets: options.PresetsOption = None
     folder: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the tasks of --provider files, or of recorded sessions."),
+        Path | None, typer.Option(help="Folder of the tasks of --provider files, or of recorded sessions.")
     ] = None
     cache: Annotated[
         Path | None, typer.Option(help="Folder of answers that are not asked for again; default: none.")
@@ -91,8 +90,7 @@ def run(
         int | None, typer.Option(min=1, help="Of a capture: the largest number of parts; default: 5.")
     ] = None,
     slots: Annotated[
-        int | None,
-        typer.Option(min=1, help="Attempts side by side for one problem; default: 1, or all for a batch."),
+        int | None, typer.Option(min=1, help="Attempts side by side for one problem; default: 1, or all for a batch.")
     ] = None,
     at_once: Annotated[int, typer.Option(min=1, help="Problems side by side.")] = 1,
     without: options.WithoutOption = None,

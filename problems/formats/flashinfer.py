@@ -25,13 +25,7 @@ from kernelwright.problems.formats.reading import (
     json_lines,
     safe_name,
 )
-from kernelwright.problems.problem import (
-    Format,
-    Origin,
-    ProblemError,
-    StatedTolerance,
-    Tolerance,
-)
+from kernelwright.problems.problem import Format, Origin, ProblemError, StatedTolerance, Tolerance
 from kernelwright.problems.source import bound_names, function_in, parse, read_json, read_text
 
 

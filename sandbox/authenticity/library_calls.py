@@ -496,7 +496,7 @@ class _Reader:
 
 
 MOVERS = {
-    *("setattr", "__setattr__", "__getattribute__", "__getattr__", "__dict__", "__class__", "vars", "type", "globals"),
+    *("setattr", "__setattr__", "__getattribute__", "__getattr__", "__dict__", "__class__", "vars", "type", "globals")
 }
 """Names by which a method may come to mean another function, or `self` another object."""
 

@@ -169,11 +169,7 @@ class Dispatcher:
         await self.executor.close()
 
     async def judge(
-        self,
-        work: Work,
-        stage: Stage = "time",
-        on_step: Callable[[Step], None] | None = None,
-        settles: bool = True,
+        self, work: Work, stage: Stage = "time", on_step: Callable[[Step], None] | None = None, settles: bool = True
     ) -> DeviceVerdict:
         """Build, and then check or time. Raises `Unjudged`, and `ExecutorError` once no device is left.
 

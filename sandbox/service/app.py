@@ -250,9 +250,7 @@ def application(queue: JobQueue, texts: TextReaders, late: Counter[str]) -> Fast
         return facts(queue)
 
     @app.get(
-        "/healthz",
-        summary="Whether it takes jobs; needs no token.",
-        responses={503: {"description": "It does not."}},
+        "/healthz", summary="Whether it takes jobs; needs no token.", responses={503: {"description": "It does not."}}
     )
     async def health() -> Response:
         state = "draining" if queue.draining else "ok"

@@ -86,12 +86,7 @@ def read_request(text: str, kinds: Collection[DeviceKind]) -> NewJob:
     if Work.model_validate_json(kept) != work:  # JSON has no infinity, which a record's details may hold
         raise RequestError("the request holds a number that cannot be kept, such as Infinity; leave it out")
     return NewJob(
-        work=kept,
-        stage=asked.stage,
-        device=kind,
-        problem=problem.name,
-        priority=asked.priority,
-        key=asked.key,
+        work=kept, stage=asked.stage, device=kind, problem=problem.name, priority=asked.priority, key=asked.key
     )
 
 

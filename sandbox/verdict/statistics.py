@@ -111,11 +111,7 @@ class KnownSpread(Record):
 
 
 def known_spread(
-    ratios: Sequence[float],
-    looks: int,
-    others: Sequence[float] = (),
-    unknown: float = UNKNOWN,
-    least: float = LEAST,
+    ratios: Sequence[float], looks: int, others: Sequence[float] = (), unknown: float = UNKNOWN, least: float = LEAST
 ) -> KnownSpread:
     """From the logarithms of ratios of pairs of the reference's own processes, whose mean is 0 by symmetry.
 
