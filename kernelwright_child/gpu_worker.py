@@ -32,23 +32,26 @@ def use_device(worker: ModelRunner, handlers: dict[str, Handler]) -> None:
         handlers.update(Drawing(device).handlers())
 
 
-def get_ready(threads: int) -> None:
+def get_ready(threads: int) -> dict[str, float]:
     """Initialise threads, the device's context, memory, copies and small kernels before the model is known.
 
-    The driver makes its context while the host's threads start.
+    The driver makes its context while the host's threads start. Returns how long it all and the context took, in ms.
     """
+    start = time.perf_counter()
     making = driver.begin_context()
     torch.set_num_threads(threads)
     torch.ones(MANY).mul_(2)
     making.join()
+    made = time.perf_counter()
     for dtype in (torch.float32, torch.bfloat16):
         there = torch.ones(MANY, dtype=dtype).to("cuda")
         there.to(torch.float32).add_(1).cpu()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    end.record()
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    first.record()
+    last.record()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+    return {"ms": 1e3 * (time.perf_counter() - start), "context_ms": 1e3 * (made - start)}
 
 
 class OnDevice:

@@ -19,9 +19,7 @@ def with_device(runner: ModelRunner) -> dict[str, Handler]:
         from kernelwright_child import gpu_worker
 
         gpu_worker.use_device(runner, handlers)
-        if "threads" in message:
-            gpu_worker.get_ready(message["threads"])
-        return {}
+        return gpu_worker.get_ready(message["threads"]) if "threads" in message else {}
 
     handlers["use device"] = use_device
     return handlers
