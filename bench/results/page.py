@@ -17,7 +17,7 @@ from kernelwright.evals.tables import estimate_text, in_markdown, markdown_table
 from kernelwright.problems import ProblemError
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.judge_version import JUDGE, OLD_JUDGE
-from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, EAGER
+from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER
 
 HEAD = """\
 # Results: a model's kernels for KernelBench
@@ -77,9 +77,10 @@ By level:""",
 
 Under "answers" stands what came of each: the speedup of its first verdict, or where it failed. The speedup is that of
 the best, by the verdict that counts, "judged" that verdict's word; "again" is that of
-[a later judge](#judged-a-second-time). Where nothing is correct PyTorch's times and the roofline are those of a brief
-look before the first answer. Tokens are those of prompts and answers together, as the provider counts them, else
-estimated from their lengths. The kernels lie in `results/kernels`, a folder a dtype.""",
+[a later judge](#judged-a-second-time). "eager" is strict eager, "default" eager at default precision, "compiled" the
+fastest mode of torch.compile; less accurate ones are shown too. Where nothing is correct PyTorch's times and the
+roofline are those of a brief look before the first answer. Tokens are those of prompts and answers together, as the
+provider counts them, else estimated from their lengths. The kernels lie in `results/kernels`, a folder a dtype.""",
     "above": """\
 ## Factors above 10
 
@@ -135,9 +136,8 @@ MADE = """\
 
 `results/records.jsonl.gz` has a line a problem: every answer, candidate and verdict with all raw samples, without the
 benchmark's texts; `results/index.json` is derived from it and from the second judgings, once there are any, in
-`results/again.jsonl.gz`. How to make a run like this one is in `results/README.md`. The last column is the digest of
-the judge's code that the verdicts name; those of a run that later processes went on with, which name none, are not on
-record."""
+`results/again.jsonl.gz`. How to make a run like this one is in `results/README.md`. The last column has the judge
+versions that the verdicts name, in older records the start of a digest; verdicts that name none are not on record."""
 LIMITS = """\
 ## What this does not show
 
@@ -153,7 +153,12 @@ LIMITS = """\
 PAGE, PROMPT, NOTES = "results.md", "results-prompt.txt", "notes.toml"
 PROMPTED = "conv_transpose2d_kernel3x7"
 """The problem of the catalog whose first prompt is shown."""
-AGAINST = {"best": "all", "eager": "strict eager", "shipped": "default precision", "compile": "torch.compile"}
+AGAINST = {
+    "best": "fastest at equal accuracy",
+    "eager": "strict eager",
+    "shipped": "default precision",
+    "compile": "torch.compile",
+}
 MOST_REASONS = 12
 """Failures of one kind that are listed with their reason."""
 
@@ -336,14 +341,14 @@ def _rounds(index: Index) -> str:
 
 
 def _baseline_times(found: VerdictSummary | None) -> list[float | None]:
-    """Strict eager, as shipped, the fastest compiled one, the floor; None for one that is not known.
+    """Strict eager, as shipped, the fastest mode of torch.compile, the floor; None for one that is not known.
 
     Eager as shipped is eager where torch's own switches change nothing.
     """
     times = found.baselines_ms or {} if found else {}
     eager = times.get(EAGER)
     shipped = times.get(AS_SHIPPED, eager if found and found.usual.get("shipped") is not None else None)
-    compiled = [ms for name, ms in times.items() if name not in (EAGER, AS_SHIPPED)]
+    compiled = [ms for name, ms in times.items() if name.startswith(COMPILED)]
     return [eager, shipped, min(compiled, default=None), found.floor_ms if found else None]
 
 
@@ -377,7 +382,7 @@ def _curve(one: DtypeBoard) -> list[Sequence[str]]:
 
 
 def _by_answers(found: Sequence[DtypeBoard]) -> str:
-    heading = ("dtype", "after", "right", "faster than all", "geometric mean, failures and losses as 1")
+    heading = ("dtype", "after", "right", "fast_1", "geometric mean, failures and losses as 1")
     lines = [
         (one.dtype, _count(after.answers), share_text(after.right), share_text(after.fast_1), f"{after.mean:.2f}")
         for one in found

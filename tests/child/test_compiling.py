@@ -81,10 +81,7 @@ def ways(plan):
         pytest.param(USES_LIGHT, (), ("light", [], True), id="the light header will do"),
         pytest.param(USES_STOCK, (), ("stock", ["light"], True), id="the light one does not compile"),
         pytest.param(
-            USES_LIGHT + "\n#ifdef STOCK_MACRO\nint g();\n#endif",
-            (),
-            ("stock", [], True),
-            id="a macro of the other",
+            USES_LIGHT + "\n#ifdef STOCK_MACRO\nint g();\n#endif", (), ("stock", [], True), id="a macro of the other"
         ),
         pytest.param(USES_LIGHT, ("-O2",), ("stock", ["light"], True), id="there is none for what is optimised"),
         pytest.param("int f() { return 3; }", (), ("stock", [], True), id="no header"),

@@ -327,6 +327,15 @@ def test_what_ships_is_derived_from_the_record_that_ships_and_drawn_from_it(tmp_
         assert path.read_text() == (docs / path.relative_to(tmp_path)).read_text(), path.name
 
 
+def test_the_times_of_a_row_are_those_of_its_speedup():
+    rows = [line.split(" | ") for line in (ROOT / "docs/results.md").read_text().splitlines()]
+    timed = [row for row in rows if len(row) == 13 and row[11] in ("eager", "torch.compile default")]
+    assert len(timed) > 20
+    for row in timed:
+        theirs = float(row[3] if row[11] == "eager" else row[5])
+        assert theirs / float(row[2]) == pytest.approx(float(row[8].split()[0]), rel=0.06), row[0]
+
+
 def test_the_readme_s_headline_has_the_figures_of_the_page_s_table():
     page = (ROOT / "docs/results.md").read_text().splitlines()
     readme = " ".join((ROOT / "README.md").read_text().split())

@@ -26,10 +26,7 @@ from tests.sandbox.build.outcomes import (
 )
 
 pytestmark = [pytest.mark.corpus, pytest.mark.slow]
-ON_DEVICE = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(driver.device_count() == 0, reason="the driver sees no CUDA device"),
-]
+ON_DEVICE = [pytest.mark.gpu, pytest.mark.skipif(driver.device_count() == 0, reason="the driver sees no CUDA device")]
 EVERY = CORPUS | CUDA
 UNOPTIMISED = {name for name, case in CORPUS.items() if "-O" not in case.build}
 

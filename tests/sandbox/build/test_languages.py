@@ -94,8 +94,7 @@ def test_the_example_compiles_in_the_jail(language):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("language", "problem"),
-    [pytest.param(name, one, marks=MARKS[name]) for name in COMPILED for one in RECORDED[name]],
+    ("language", "problem"), [pytest.param(name, one, marks=MARKS[name]) for name in COMPILED for one in RECORDED[name]]
 )
 def test_a_recorded_answer_compiles_in_the_jail(language, problem):
     assert refused(language, recorded_source(problem, language), ARGUMENTS.get(problem)) == ""
