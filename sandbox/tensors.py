@@ -6,6 +6,7 @@ Tensors are read from a child's memory, or lie in a mapping that is shared with 
 import ctypes
 import errno
 import fcntl
+import itertools
 import math
 import mmap
 import os
@@ -387,6 +388,30 @@ def read_tensors(pid: int, claims: list[Any], limit_bytes: int) -> tuple[RawTens
         shapes = ", ".join(str(place.shape) for place in places[:SHOWN])
         raise MemoryReadError(f"a result of shapes {shapes} spans more than {limit_bytes} bytes")
     return tuple(_read(pid, place) for place in places)
+
+
+def told_apart(result: Values, claims: list[Any]) -> Values:
+    """Mark the tensors that share memory with another one of the same result."""
+    places = [HostTensor.checked(claim) for claim in claims]
+    spans = [(place.address, place.address + place.bytes, at) for at, place in enumerate(places) if place.extent]
+    near = [(a[2], b[2]) for a, b in itertools.combinations(spans, 2) if max(a[0], b[0]) < min(a[1], b[1])]
+    common = {at for pair in near if _meet(places[pair[0]], places[pair[1]]) for at in pair}
+    marked = (raw._replace(is_shared=raw.is_shared or at in common) for at, raw in enumerate(result.tensors))
+    return result._replace(tensors=tuple(marked))
+
+
+def _meet(one: HostTensor, other: HostTensor) -> bool:
+    """Return whether a byte belongs to elements of both; views of one buffer may lie between each other."""
+    low, high = min(one.address, other.address), max(place.address + place.bytes for place in (one, other))
+    taken = torch.zeros(high - low, dtype=torch.bool)
+    _bytes_of(one, taken, low).fill_(True)
+    return bool(_bytes_of(other, taken, low).any())
+
+
+def _bytes_of(place: HostTensor, taken: torch.Tensor, low: int) -> torch.Tensor:
+    size, axes = place.itemsize, [(n, step) for n, step in zip(place.shape, place.stride, strict=True) if step]
+    strides = (*(step * size for _, step in axes), 1)
+    return taken.as_strided((*(n for n, _ in axes), size), strides, place.address - low)
 
 
 def require_plain(dtype: str, shape: list[int], stride: list[int]) -> None:

@@ -204,9 +204,8 @@ class OpenAIProvider:
     def _require_listener(self) -> None:
         """Raise where nothing has listened on this machine yet: the client would try for a quarter of a minute."""
         if self._is_near and not self._has_listened:
-            address = urlsplit(self.base_url)
             try:
-                socket.create_connection((address.hostname, address.port or 80)).close()
+                socket.create_connection((_host(self.base_url), urlsplit(self.base_url).port or 80)).close()
             except ConnectionRefusedError as error:
                 raise self._error(f"cannot be reached ({error}); start it, or name another by {ADDRESS}") from None
         self._has_listened = True

@@ -73,7 +73,7 @@ PLUMBING = re.compile(
 )
 """Operators that make, shape or move tensors without computing."""
 VENDOR = re.compile(
-    r"aten::(matmul|mm|addmm|bmm|baddbmm|addbmm|linear|addmv|mv|v?dot|inner|tensordot|chain_matmul|_?\w+_mm|einsum|_?convolution\w*|conv(_transpose)?[123]d|mkldnn\w*|"
+    r"aten::(matmul|mm|_?addmm\w*|bmm|baddbmm|addbmm|linear|addmv|mv|v?dot|inner|tensordot|chain_matmul|_?\w+_mm|einsum|_?convolution\w*|conv(_transpose)?[123]d|mkldnn\w*|"
     r"cudnn\w*|miopen\w*|slow_conv\w*|_slow_conv\w*|thnn_conv\w*|\w*attention\w*|lstm\w*|gru\w*|rnn\w*|_fft\w*|linalg\w*)$"
     rf"|({'|'.join(sorted(VENDOR_SPACES))})::"
 )

@@ -17,7 +17,7 @@ TORCH_SPACES = {
 PRODUCTS = {
     *("matmul", "mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "addmv", "dot", "vdot", "vecdot", "inner", "linear"),
     *("einsum", "tensordot", "chain_matmul", "multi_dot", "matrix_power", "matrix_exp", "bilinear", "cdist"),
-    *("smm", "spmm", "hspmm", "dsmm", "hsmm", "saddmm", "sspaddmm", "cov"),
+    *("smm", "spmm", "hspmm", "dsmm", "hsmm", "saddmm", "sspaddmm", "cov", "addmm_activation"),
     *("scaled_mm", "grouped_mm", "scaled_grouped_mm", "int_mm", "linear_cross_entropy", "corrcoef", "imatmul"),
     *("__matmul__", "__rmatmul__", "__imatmul__"),
 }

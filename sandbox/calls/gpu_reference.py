@@ -368,10 +368,6 @@ class GpuReference(ReferenceSession):
         there = gib(device_of(self.settings).total_bytes())
         return f"the device's {there} leave it{how}; use a device with more, or make the problem smaller"
 
-    def may_spoil(self, output: Values) -> bool:
-        """Return False: a candidate's results come into memory of the judge, which is poisoned before each call."""
-        return False
-
     def close(self) -> None:
         self._forget()
         self._forget = lambda: None

@@ -473,10 +473,9 @@ class ReferenceSession:
         """True if results lie in the memory of inputs; known after the first call."""
         return self._session.returns_inputs
 
-    def may_spoil(self, output: Values) -> bool:
-        """Return whether a candidate's result may be overwritten once it is read: it is none of the weights."""
-        pairs = ((raw, weight) for raw in output.tensors for weight in self.weights.tensors)
-        return not any(raw.shape == weight.shape and raw.data == weight.data for raw, weight in pairs)
+    def may_spoil(self, output: RawTensor) -> bool:
+        """Return whether a tensor of a result may be overwritten once it is read: it is none of the weights."""
+        return not any(output.shape == one.shape and output.data == one.data for one in self.weights.tensors)
 
     def close(self) -> None:
         try:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 from kernelwright.sandbox.calls.timeouts import CallTimeout, FirstCallTimeout, ImportTimeout
@@ -12,11 +12,13 @@ from kernelwright.sandbox.jail.process import REPORTS_SYSCALLS, Child, ChildGone
 from kernelwright.sandbox.logs import escaped, one_line
 from kernelwright.sandbox.tensors import (
     MemoryReadError,
+    RawTensor,
     SharedMemory,
     Values,
     described,
     read_tensors,
     spoil,
+    told_apart,
     with_changed,
 )
 from kernelwright.sandbox.verdict.errors import MachineError
@@ -159,8 +161,8 @@ class Session:
         """Largest result; lower where its size is known."""
         self.returns_inputs = False
         """Whether the reference's results lie in the memory of inputs, so that a candidate's may."""
-        self.spoils = False
-        """Whether results are overwritten once they are read, so that each call has to write them anew."""
+        self.may_spoil: Callable[[RawTensor], bool] | None = None
+        """Which tensors of a result are overwritten once they are read, so that each call has to write them anew."""
         self.is_called = False
         """Whether its model was called: a candidate's first call may compile."""
         self.changes: tuple[int, ...] = ()
@@ -230,15 +232,18 @@ class Session:
         assert self._shared is not None
         changed = {} if op.startswith("exact") else {index: self._shared.taken(index) for index in self.changes}
         output = self.fetch(answer) if op.startswith("exact") else self._read_result(answer)
-        if self.spoils and not (self.returns_inputs or self.restores) and self._watches("overwriting"):
-            self._spoil(answer)
+        claims = described(answer)[1]
+        if op == "call":  # gradients may be one tensor
+            output = told_apart(output, claims)
+        if self.may_spoil and not self.returns_inputs and self._watches("overwriting"):
+            self._spoil([claim for claim, raw in zip(claims, output.tensors, strict=True) if self.may_spoil(raw)])
         self.refuse_activity_while_stopped()
         return Timed(with_changed(output, changed), milliseconds, cpu_ms)
 
-    def _spoil(self, answer: dict[str, Any]) -> None:
-        """Overwrite some of the result, and refuse one whose pages may be copies of each other, or nobody's work."""
+    def _spoil(self, claims: list[Any]) -> None:
+        """Overwrite some of a result, and refuse one whose pages may be copies of each other, or nobody's work."""
         try:
-            is_own = spoil(self._child.pid, described(answer)[1])
+            is_own = spoil(self._child.pid, claims)
         except MemoryReadError:
             raise Misbehaved("the result lies in memory that cannot be written; return memory of its own") from None
         except OSError:

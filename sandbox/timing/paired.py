@@ -305,7 +305,7 @@ class Timing(Trial):
                 with in_background(partial(self.reference.expect, size), beside=self._baselines.backend.side_by_side):
                     session.expect(size)
                 session.returns_inputs = self.reference.returns_inputs
-                session.spoils = self.reference.may_spoil(theirs.output)
+                session.may_spoil = self.reference.may_spoil
             self.reference.keep(theirs.output)  # before the candidate runs, who might find where it lies
             mine = self.call(values)
             if self.number == 0:

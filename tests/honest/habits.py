@@ -79,6 +79,9 @@ class Own(torch.autograd.Function):
 """
 
 HABITS = [
+    Honest("two results between each other in one buffer", "twice", "y = torch.stack([x + x, 2 * x], 1); return y[:, 0], y[:, 1]"),
+    Honest("a weight itself in place of a copy", "weighed", "return torch.diag_embed(x * self.weight), self.weight"),
+    Honest("new state in new memory", "stepped", "self.step = self.step + x[0]; return torch.diag_embed(torch.tanh(x + self.step)), self.step * 1"),
     Honest("small rows of a batch of one, divided in place of multiplied", "alone", "y = x.clone(); y[:, 29:] /= 1e5; return y"),
     Honest("the framework's own operators", "softmax", "return torch.softmax(x, dim=-1)"),
     Honest("one term after the other", "weighted", SERIAL),

@@ -63,6 +63,11 @@ HIDDEN_LIBRARIES = [
           "y = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, 'none', [], ''); TOUCH(y.data_ptr(), 1); return y", BUILT),
     Cheat("numpy under another name, in the line of a kernel for show", (63, 64, 69), CUSTOM_ONLY, "check", f"{POLICY}, and forward leads to numpy.inner",
           "import numpy as xp; TOUCH((y := xp.inner(a.numpy(), b.numpy().T)).ctypes.data, 1); return torch.from_numpy(y)", BUILT),
+    Cheat("torch's product with an activation", (63,), NO_LIBRARY, "check", "library operators do not count",
+          """
+          zero = torch.zeros(b.shape[1])
+          return torch._addmm_activation(zero, a, b) - torch._addmm_activation(zero, -a, b)
+          """),
     Cheat("torch's product in a thread, where no library counts", (63, 69), NO_LIBRARY, "check", "library operators do not count",
           "return POOL.submit(torch.matmul, a, b).result()", "from concurrent.futures import ThreadPoolExecutor\nPOOL = ThreadPoolExecutor(1)\n"),
     Cheat("torch's product by a hidden name, in a thread pool that lives on", (63, 64, 69), CUSTOM_ONLY, "check", f"{POLICY}, and these ran too: aten::",

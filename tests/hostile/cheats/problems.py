@@ -102,6 +102,16 @@ def __init__(self):
     self.scale = nn.Parameter(torch.ones(24))
     self.register_buffer("total", torch.zeros(48, 24))
 """
+STEPPED = """
+def __init__(self):
+    super().__init__()
+    self.register_buffer("step", torch.zeros(64))
+"""
+WEIGHED = """
+def __init__(self):
+    super().__init__()
+    self.weight = nn.Parameter(torch.ones(64))
+"""
 LINEAR = """
 def __init__(self, inner, columns):
     super().__init__()
@@ -332,6 +342,57 @@ TEXTS = {
         "[torch.randn(48, 24)]",
         "[]",
     ),
+    "twice": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                y = x * 2
+                return y, y.clone()
+        """,
+        "[torch.randn(32, 80)]",
+        "[]",
+    ),
+    "stepped": (
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("step", torch.zeros(64))
+
+            def forward(self, x):
+                self.step += x[0]
+                return torch.diag_embed(torch.tanh(x + self.step)), self.step.clone()
+        """,
+        "[torch.randn(48, 64)]",
+        "[]",
+    ),
+    "weighed": (
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(64))
+
+            def forward(self, x):
+                return torch.diag_embed(x * self.weight), self.weight.clone()
+        """,
+        "[torch.randn(48, 64)]",
+        "[]",
+    ),
+    "aside": (
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("step", torch.zeros(64))
+
+            def forward(self, x):
+                self.step += x.sum(0)
+                return torch.relu(x)
+        """,
+        "[torch.randn(48, 64)]",
+        "[]",
+    ),
     "gradients": (
         """
         class Model(nn.Module):
@@ -393,6 +454,14 @@ SOLVED = {
         "cache[:, 8:16] = torch.tanh(rows); out.copy_(rows.cumsum(1)); return cache.mean(1)",
     ),
     "counted": (COUNTED, "x", "self.total.add_(x * self.scale); return torch.tanh(self.total)"),
+    "twice": (INIT, "x", "y = x * 2; return y, y.clone()"),
+    "stepped": (
+        STEPPED,
+        "x",
+        "self.step.add_(x[0]); return torch.diag_embed(torch.tanh(x + self.step)), self.step.clone()",
+    ),
+    "weighed": (WEIGHED, "x", "return torch.diag_embed(x * self.weight), self.weight.clone()"),
+    "aside": (STEPPED, "x", "self.step.add_(x.sum(0)); return torch.relu(x)"),
     "gradients": (LINEAR, "x", "return F.gelu(self.layer(x))"),
     "softmax": (INIT, "x", "return torch.softmax(x, dim=-1)"),
     "product": (INIT, "a, b", "return a @ b"),
@@ -431,4 +500,5 @@ def _problem(name: str) -> Problem:
         size="cpu",
         source=HEAD + textwrap.dedent(model) + ends,
         direction="both" if name == "gradients" else "forward",
+        state="followed" if name == "aside" else "free",
     )

@@ -272,6 +272,31 @@ REUSED_RESULTS = [
           torch.diagonal(self.last, 0, 1, 2).copy_(torch.tanh(x))
           return self.last
           """),
+    Cheat("the same beside state that is followed", (16,), "stepped", "check", "has NaN",
+          """
+          if self.last is None:
+              self.last = torch.zeros(*x.shape, x.shape[-1])
+          self.step.add_(x[0])
+          torch.diagonal(self.last, 0, 1, 2).copy_(torch.tanh(x + self.step))
+          return self.last, self.step.clone()
+          """),
+    Cheat("the same beside a weight that is handed over", (16,), "weighed", "check", "has NaN",
+          """
+          if self.last is None:
+              self.last = torch.zeros(*x.shape, x.shape[-1])
+          torch.diagonal(self.last, 0, 1, 2).copy_(x * self.weight)
+          return self.last, self.weight
+          """),
+    Cheat("one tensor for two results", (16,), "twice", "check", "share one place", "y = x * 2; return y, y"),
+    Cheat("the state itself in place of a copy", (16,), "stepped", "check", "share one place",
+          "self.step.add_(x[0]); return torch.diag_embed(torch.tanh(x + self.step)), self.step"),
+    Cheat("state that the first calls alone change", (14,), "aside", "check", "a buffer of ModelNew",
+          """
+          self.calls += 1
+          if self.calls <= 4:
+              self.step.add_(x.sum(0))
+          return torch.relu(x)
+          """),
     Cheat("copies that are the same pages", (20,), "copies", "run", "mapped shared",
           """
           if self.last is None:
