@@ -410,8 +410,7 @@ def _meet(one: HostTensor, other: HostTensor) -> bool:
 
 def _bytes_of(place: HostTensor, taken: torch.Tensor, low: int) -> torch.Tensor:
     size, axes = place.itemsize, [(n, step) for n, step in zip(place.shape, place.stride, strict=True) if step]
-    strides = (*(step * size for _, step in axes), 1)
-    return taken.as_strided((*(n for n, _ in axes), size), strides, place.address - low)
+    return taken.as_strided((*(n for n, _ in axes), size), (*(step * size for _, step in axes), 1), place.address - low)
 
 
 def require_plain(dtype: str, shape: list[int], stride: list[int]) -> None:

@@ -133,8 +133,8 @@ def _changed(raw: RawTensor, seed: int, device: str) -> RawTensor:
         return raw
     data = bytearray(flat.numel() * flat.element_size())
     made = torch.frombuffer(data, dtype=flat.dtype)
-    size = BLOCK[torch.device(device).type]
-    blocks = list(zip(torch.split(made, size), torch.split(flat, size), strict=True))
+    parts, given = (torch.split(one, BLOCK[torch.device(device).type]) for one in (made, flat))
+    blocks = list(zip(parts, given, strict=True))
     with ThreadPoolExecutor(torch.get_num_threads() if len(blocks) > 1 else 1) as pool:
         sums = [sum(part) for part in zip(*pool.map(lambda pair: _squares(pair[1].to(device)), blocks), strict=True)]
         shift = SHIFT * (math.sqrt(sums[0] / (sums[1] or 1)) or 1.0)

@@ -394,6 +394,8 @@ def attempts(built: Built, baselines: Baselines) -> Iterator[AbstractContextMana
             is_settled = True
             return
         except Unbuilt:
+            if built.worker and built.worker.is_called:  # or it repeats until it is lucky
+                raise StageFailed("run", "it asks for a build after its first call; build all in that one") from None
             built.end_workers()
             build_late(built)
         except DrawingReference:

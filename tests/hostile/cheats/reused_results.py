@@ -287,6 +287,14 @@ REUSED_RESULTS = [
           torch.diagonal(self.last, 0, 1, 2).copy_(x * self.weight)
           return self.last, self.weight
           """),
+    Cheat("another build, which measures again", (14,), "positive", "run", "after its first call",
+          """
+          self.calls += 1
+          if self.calls == 6:
+              text = f"#include <torch/extension.h>\\nint64_t one() {{ return {time.time_ns() % 1000000}; }}"
+              load_inline(name="again", cpp_sources=text, functions=["one"])
+          return torch.relu(x)
+          """),
     Cheat("one tensor for two results", (16,), "twice", "check", "share one place", "y = x * 2; return y, y"),
     Cheat("the state itself in place of a copy", (16,), "stepped", "check", "share one place",
           "self.step.add_(x[0]); return torch.diag_embed(torch.tanh(x + self.step)), self.step"),
