@@ -204,8 +204,9 @@ class OpenAIProvider:
     def _require_listener(self) -> None:
         """Raise where nothing has listened on this machine yet: the client would try for a quarter of a minute."""
         if self._is_near and not self._has_listened:
+            port = urlsplit(self.base_url).port or (443 if self.base_url.startswith("https:") else 80)
             try:
-                socket.create_connection((_host(self.base_url), urlsplit(self.base_url).port or 80)).close()
+                socket.create_connection((_host(self.base_url), port)).close()
             except ConnectionRefusedError as error:
                 raise self._error(f"cannot be reached ({error}); start it, or name another by {ADDRESS}") from None
         self._has_listened = True

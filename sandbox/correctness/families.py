@@ -154,5 +154,4 @@ def _squares(part: torch.Tensor) -> tuple[float, int]:
 def _fill(made: torch.Tensor, flat: torch.Tensor, device: str, shift: float, seed: int) -> None:
     part, rng = flat.to(device), torch.Generator(device).manual_seed(seed)
     factor = torch.rand(part.shape, generator=rng, device=device).mul_(2 * RELATIVE).add_(1 - RELATIVE)
-    more = torch.rand(part.shape, generator=rng, device=device)
-    made.copy_(part.double().mul_(factor).add_(more, alpha=shift))
+    made.copy_(part.double().mul_(factor).add_(torch.rand(part.shape, generator=rng, device=device), alpha=shift))
