@@ -390,17 +390,17 @@ def read_tensors(pid: int, claims: list[Any], limit_bytes: int) -> tuple[RawTens
     return tuple(_read(pid, place) for place in places)
 
 
-def told_apart(result: Values, claims: list[Any]) -> Values:
+def mark_overlapping(result: Values, claims: list[Any]) -> Values:
     """Mark the tensors that share memory with another one of the same result, among the first thousand."""
     places = [HostTensor.checked(claim) for claim in claims[:1000]]
     spans = [(place.address, place.address + place.bytes, at) for at, place in enumerate(places) if place.extent]
     near = [(a[2], b[2]) for a, b in itertools.combinations(spans, 2) if max(a[0], b[0]) < min(a[1], b[1])]
-    common = {at for pair in near if _meet(places[pair[0]], places[pair[1]]) for at in pair}
+    common = {at for pair in near if _overlap(places[pair[0]], places[pair[1]]) for at in pair}
     marked = (raw._replace(is_shared=raw.is_shared or at in common) for at, raw in enumerate(result.tensors))
     return result._replace(tensors=tuple(marked))
 
 
-def _meet(one: HostTensor, other: HostTensor) -> bool:
+def _overlap(one: HostTensor, other: HostTensor) -> bool:
     """Return whether a byte belongs to elements of both; views of one buffer may lie between each other."""
     low, high = min(one.address, other.address), max(place.address + place.bytes for place in (one, other))
     taken = torch.zeros(high - low, dtype=torch.bool)

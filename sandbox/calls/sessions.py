@@ -16,9 +16,9 @@ from kernelwright.sandbox.tensors import (
     SharedMemory,
     Values,
     described,
+    mark_overlapping,
     read_tensors,
     spoil,
-    told_apart,
     with_changed,
 )
 from kernelwright.sandbox.verdict.errors import MachineError
@@ -233,7 +233,7 @@ class Session:
         changed = {} if op.startswith("exact") else {index: self._shared.taken(index) for index in self.changes}
         output = self.fetch(answer) if op.startswith("exact") else self._read_result(answer)
         claims = described(answer)[1]
-        output = told_apart(output, claims) if op == "call" else output  # gradients may be one tensor
+        output = mark_overlapping(output, claims) if op == "call" else output  # gradients may be one tensor
         if self.may_spoil and not self.returns_inputs and self._watches("overwriting"):
             self._spoil([claim for claim, raw in zip(claims, output.tensors, strict=True) if self.may_spoil(raw)])
         self.refuse_activity_while_stopped()

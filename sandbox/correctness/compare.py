@@ -390,18 +390,16 @@ class ExactCase:
     """Whether the values lie in the problem's domain, so that a NaN of the reference has to be matched."""
     moved: tuple[Moved, ...] = ()
     """Of each output; empty until a result was too far off."""
-    draws: int = 0
 
     def moved_by(self, draws: int, want: Values, units: float) -> tuple[Moved, ...]:
         """Ask the reference until there are so many draws, one after the other, since a result may take much memory."""
         want.owned()  # whoever is asked for others may show them where these are
         self.moved = self.moved or tuple(Moved(real(raw.tensor())) for raw in flatten(want).tensors)
-        for _ in range(self.draws, draws):
+        for _ in range(self.moved[0].draws, draws):
             shaken = flatten(self.exact(shake(self.inputs, units)))
             for output, raw in zip(self.moved, shaken.tensors, strict=True):
                 output.note(real(raw.tensor()))
             del shaken
-            self.draws += 1
         return self.moved
 
 
@@ -418,7 +416,7 @@ def mismatch_shaken(
         return wrong
     moved = asked.moved_by(1, want, tolerance.floor_ulp)
     beyond_doubt = PLAIN._replace(undefined=asked.defines_nan, generous=True, moved=moved)
-    if asked.draws > 1 or not mismatch(got, want, near, tolerance, beyond_doubt):
+    if moved[0].draws > 1 or not mismatch(got, want, near, tolerance, beyond_doubt):
         asked.moved_by(DRAWS, want, tolerance.floor_ulp)
     if shares is not None:
         shares.clear()

@@ -120,11 +120,11 @@ class Moved:
         """`want`: the float64 result, of any shape."""
         self._want = want
         self._root = torch.zeros(want.shape, dtype=torch.float32, device=want.device)
-        self._draws = 0
+        self.draws = 0
 
     def note(self, other: torch.Tensor) -> None:
         """The result on inputs that were rounded otherwise. What is not finite has not moved."""
-        self._draws += 1
+        self.draws += 1
         for root, got, want in _flat_pieces(self._root, other, self._want):
             error = (got.double() - want).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             root.copy_(torch.hypot(root, error.float()))
@@ -136,9 +136,9 @@ class Moved:
         `generous`: by far more than that, and all by what they move on average too; for few draws.
         """
         nearer = torch.empty(got.shape, dtype=torch.float64, device=got.device)
-        share, everywhere = MOVES / math.sqrt(self._draws), 0.0
+        share, everywhere = MOVES / math.sqrt(self.draws), 0.0
         if generous:
-            share = GENEROUS / math.sqrt(self._draws)
+            share = GENEROUS / math.sqrt(self.draws)
             norm = torch.linalg.vector_norm(self._root, dtype=torch.float64)
             everywhere = share * float(norm) / math.sqrt(max(1, self._root.numel()))
         for put, mine, want, root in _flat_pieces(nearer, got, self._want, self._root):
