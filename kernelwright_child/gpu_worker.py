@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from kernelwright_child import driver, gpu_memory, wire
 from kernelwright_child.gpu_tool import Tools
 from kernelwright_child.model_runner import ModelRunner, seed_draws
-from kernelwright_child.models import differentiate, fix_precision, weights_of, widened, widened_value
+from kernelwright_child.models import differentiate, fix_precision, use_threads, weights_of, widened, widened_value
 from kernelwright_child.wire import Handler, Message
 
 WIDEST_ITEM = 8
@@ -39,7 +39,7 @@ def get_ready(threads: int) -> dict[str, float]:
     """
     start = time.perf_counter()
     making = driver.begin_context()
-    torch.set_num_threads(threads)
+    use_threads(threads)
     torch.ones(MANY).mul_(2)
     making.join()
     made = time.perf_counter()
@@ -309,10 +309,7 @@ class Drawing:
         return {"tree": tree}
 
     def _drawn(self, message: Message) -> Any:
-        """Make the inputs on the device where the problem's own code allows it.
-
-        With `on_host` they are made on the host, without device memory.
-        """
+        """Make the inputs on the device where the problem's code allows it; with `on_host`, without device memory."""
         if not message.get("on_host"):
             try:
                 with torch.device("cuda"):

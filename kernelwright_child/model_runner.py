@@ -16,6 +16,7 @@ from kernelwright_child.models import (
     differentiate,
     run_source,
     shared_tensors,
+    use_threads,
     weights_of,
 )
 from kernelwright_child.observe import machine_code, observe
@@ -66,11 +67,8 @@ class ModelRunner:
         }
 
     def load(self, message: Message, fds: list[int]) -> Message:
-        """Run the source and construct the model, under a seed where one is given.
-
-        Constructor tensors, if any, come in the descriptor.
-        """
-        torch.set_num_threads(message["threads"])
+        """Run the source and construct the model, under a seed if one is given. Constructor tensors come in `fds`."""
+        use_threads(message["threads"])
         builder.reuse(message["built"], self.unbuilt)
         tensors = shared_tensors(fds[0], message["specs"]) if fds else []
         # A second OpenMP library of the candidate counts the cores when it is loaded, and must see them all.

@@ -35,6 +35,12 @@ def run_source(path: str, name: str) -> dict[str, Any]:
     return module.__dict__
 
 
+def use_threads(count: int) -> None:
+    """Have torch compute on so many threads. Setting the number it has would start idle threads, all on one core."""
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
 def construct(entry: Callable[..., Any], arguments: Any) -> Any:
     """Call a constructor with the result of `get_init_inputs`: a list by position, a dictionary by name."""
     return entry(**arguments) if isinstance(arguments, dict) else entry(*arguments)

@@ -26,6 +26,7 @@ from kernelwright_child.models import (
     construct,
     differentiate,
     run_source,
+    use_threads,
     weights_of,
     widened,
     widened_value,
@@ -149,7 +150,7 @@ class Reference(ModelRunner):
         Returns arguments, weights, the names of weights that may change, and whether there are layers for images or
         volumes.
         """
-        torch.set_num_threads(message["threads"])
+        use_threads(message["threads"])
         self.namespace = run_source(message["source"], "reference")
         self.dtype = message.get("dtype")
         arguments = self._constructed(message["seed"])

@@ -224,10 +224,7 @@ def put_all_back(model: nn.Module) -> nn.Module:
 
 
 def load(folder: Path, part: dict[str, Any], builds: Path) -> TiedKernel:
-    """Build or find the kernel, and try it once on inputs like those that it was judged on.
-
-    The program's own draws stay as they are.
-    """
+    """Build or find the kernel and try it once on inputs as judged. The program's own draws stay as they are."""
     candidate, reference = (module_of(folder / part["id"] / name, builds) for name in ("candidate.py", "reference.py"))
     device = part["sizes"][0]["inputs"][0]["tensor"]["device"]
 

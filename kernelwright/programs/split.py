@@ -291,10 +291,7 @@ def speedup_of_compile(folder: Path, part: Part, settings: JudgeSettings) -> flo
 
 
 def chosen_problems(folder: Path, top: int | None = None) -> dict[str, float]:
-    """Return by the path of each chosen problem its share of a budget.
-
-    Chooses again where no choice was made, or fewer parts than are wanted.
-    """
+    """Return by the path of each chosen problem its share of a budget; choose where too few parts were chosen."""
     known = read_split(folder) if (folder / SPLIT).exists() else None
     if known is None or (top or TOP) > len(known.chosen):
         known = split_capture(folder, top or TOP) if known is None or not known.compiled else known

@@ -101,10 +101,13 @@ def _run_issued(session: GpuSession, values: Sequence[Values], message: dict[str
 
     def made() -> list[Handover]:
         handovers = [Handover(values[0])]
+        watched = shared.places if watches else []
+        rooms = [torch.empty(place.numel() // 8 + 8, dtype=torch.bool, device="cuda") for place in watched]
         for number, outputs in enumerate(shown):
             following = values[min(number + 1, len(values) - 1)]
-            handovers.append(Handover(following, values[number] if watches else None, [*outputs, *changed]))
-            handovers[-1].watch(shared.places, session.changes)
+            room = handovers[-1].own if message["of"] == "touch" else ()
+            handovers.append(Handover(following, values[number] if watches else None, [*outputs, *changed], room))
+            handovers[-1].watch(shared.places, rooms, session.changes)
         return handovers
 
     try:

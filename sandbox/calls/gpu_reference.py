@@ -225,7 +225,7 @@ class GpuReference(ReferenceSession):
     def _share_inputs(self) -> None:
         session = self._session
         session.to_device(self.problem.precision if self.form.precision == "strict" else self.form.precision)
-        session.trust_results()
+        session.result_bytes = session.device.total_bytes()  # it is trusted
         self.layout: Layout = session.layout(fresh_seed(), self._patience_s)
         session.show_memory(self._shared.for_layout(self.layout, device_of(self.settings)))
         if not session.can_be_mapped():
@@ -254,10 +254,7 @@ class GpuReference(ReferenceSession):
         return tuple(sorted(self._exact.ways)) if "_exact" in self.__dict__ else ()
 
     def free_memory(self) -> None:
-        """Free all memory that is cached for the next call, which then needs an untimed one first.
-
-        Does nothing while a result is read in place.
-        """
+        """Free memory cached for the next call, which then needs an untimed one first; not while a result is read."""
         with self._translated():
             self._session.free_memory()
 
@@ -308,10 +305,7 @@ class GpuReference(ReferenceSession):
                 return
 
     def under(self, precision: Precision, values: Values, in_place: bool = True) -> Timed:
-        """Call under another policy, which is then restored.
-
-        `in_place`: read the result in place until the next question.
-        """
+        """Call under another policy, then restore it. `in_place`: read the result in place until the next question."""
         with self.on_device(precision) as session:
             self._warm(values)
             return session.call(values, self._patience_s, operation(self.problem), in_place=in_place)

@@ -218,9 +218,6 @@ class GpuSession(Session):
         if self._kind == "worker":
             self.result_bytes = 4 * result_bytes + NAMELESS
 
-    def trust_results(self) -> None:
-        self.result_bytes = self._device.total_bytes()
-
     def policy(self, name: str) -> dict[str, Any]:
         """Set torch's precision switches by this policy in a trusted child; return them."""
         answer = self.ask({"op": "policy", "precision": name}, self._settings.start_timeout_s)

@@ -170,10 +170,7 @@ class ReferenceSession:
 
     @contextmanager
     def seeded(self, seed: int, vary: bool = False) -> Iterator[None]:
-        """Use a model that is constructed under this seed within the block.
-
-        `vary`: draw the constants of torch's layers.
-        """
+        """Within the block use a model made under this seed. `vary`: draw the constants of torch's layers."""
         own = self.weights
         with self._translated():
             self.weights = self._session.fetch(self._session.construct_seeded(seed, vary))

@@ -39,10 +39,7 @@ Make = Callable[[], Values]
 
 
 def lazy_answers(case: Case, other: OtherCase, lower_precision: bool) -> Iterator[tuple[str, Make]]:
-    """By name, what a lazy candidate might return.
-
-    `lower_precision` says whether less precision than the dtype's own counts as lazy.
-    """
+    """By name, what a lazy candidate might return. `lower_precision`: whether less than the dtype's own counts."""
     result = case.result
     for name, change in CHANGES.items():
         yield name, partial(_each, result, change)

@@ -104,10 +104,7 @@ class LineProcess:
             self._waiting.pop(number, None)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message without an answer.
-
-        It does not wait for the pipe: a process that does not read must not keep us from seeing its end.
-        """
+        """Send a message without an answer. It waits for no pipe: the end of a process that reads nothing must show."""
         with contextlib.suppress(OSError, RuntimeError):
             self._input.write(json.dumps(message).encode() + b"\n")
 

@@ -6,6 +6,7 @@ import torch
 from kernelwright.sandbox import gpu_timing
 from kernelwright.sandbox.backends import backend_of
 from kernelwright.sandbox.calls.gpu_buffers import SPARE_PLACES
+from kernelwright.sandbox.calls.gpu_chain import Work, rehearse, run_chain
 from kernelwright_child import driver
 from tests.gpu.harness import SETTINGS, Judges
 from tests.gpu.honest import RELU, problem
@@ -62,3 +63,19 @@ def test_where_memory_runs_out_in_the_middle_of_a_measurement_it_goes_on_with_le
         verdict = judges.judged(LARGE, GIVES_BACK.replace("torch.cuda.empty_cache()", "pass"))
     assert verdict.outcome == "passed", verdict
     assert ballast.numel()
+
+
+def test_calls_that_compute_nothing_need_memory_for_one_result_however_many_they_are():
+    result, work, calls = 2**30, Work("touch", [2**30]), 6
+    reference = backend_of(SETTINGS).reference(LARGE)
+    try:
+        values = reference.draw()
+        with reference.backend.device_lock(), reference.on_device() as session:
+            rehearse(session, work, values, calls)
+            torch.cuda.empty_cache()
+            spare = torch.cuda.mem_get_info()[0] - int(1.5 * result)
+            ballast = torch.empty(spare, dtype=torch.uint8, device="cuda")
+            chain = run_chain(session, work, [values] * calls, values, True)
+    finally:
+        reference.close()
+    assert len(chain.links) == calls and ballast.numel() == spare

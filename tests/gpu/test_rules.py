@@ -113,6 +113,19 @@ def test_a_device_that_did_not_answer_at_once_was_not_idle():
     assert not Prepared(taken_ms=0.3, idle_ms=0.3, answer_ms=1.5).was_idle
 
 
+def test_threads_that_torch_has_already_start_no_idle_ones_on_the_core_of_the_first():
+    code = """
+import os, torch
+from kernelwright_child.models import use_threads
+has, before = torch.get_num_threads(), len(os.listdir("/proc/self/task"))
+for count in (has, has + 2):
+    use_threads(count)
+    print(torch.get_num_threads() - has, len(os.listdir("/proc/self/task")) > before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["0 False", "2 True"]
+
+
 UUID = f"GPU-test-{os.getpid()}"
 
 
