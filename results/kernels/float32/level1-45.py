@@ -15,12 +15,9 @@ constexpr int kOut = 186;  // 2048 / 11, for both directions
 constexpr int kConsumerWarps = 6;  // 192 threads for 186 outputs
 constexpr int kThreads = 32 * (kConsumerWarps + 1);
 constexpr uint32_t kRowBytes = kWidth * sizeof(float);
-// Stages of one input row (8 KB) each.
+// Stages of one input row (8 KB) each; the launcher puts as many blocks on a multiprocessor as fit.
 // tune: STAGES in (8, 13, 27)
 constexpr int STAGES = 13;
-// The launcher puts as many blocks on a multiprocessor as fit, but no more than these.
-// tune: BLOCKS in (1, 2)
-constexpr int BLOCKS = 2;
 constexpr int kSharedBytes = STAGES * kWidth * static_cast<int>(sizeof(float));
 
 // Zero between launches: each launch draws exactly `bands` numbers and the last one wraps.
@@ -45,17 +42,10 @@ __device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
         "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
-// The input is read once: let it leave L2 before the output does.
-__device__ __forceinline__ uint64_t leave_first() {
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier,
-                                          uint64_t policy) {
+__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
-            "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy) : "memory");
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
 
 __global__ void __launch_bounds__(kThreads) avg_pool_kernel(const float* __restrict__ x, float* __restrict__ out,
@@ -79,7 +69,6 @@ __global__ void __launch_bounds__(kThreads) avg_pool_kernel(const float* __restr
 
     if (warp == kConsumerWarps) {
         if (lane == 0) {
-            const uint64_t policy = leave_first();
             int s = 0;
             uint32_t parity = 1;  // the first time round the stages are free
             unsigned int band = blockIdx.x;
@@ -93,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) avg_pool_kernel(const float* __restr
                     wait(&empty[s], parity);
                     if (r == 0) ids[s] = static_cast<int>(band);
                     arrive_and_expect(&full[s], kRowBytes);
-                    bulk_load(ring + s * kWidth, from + r * kWidth, kRowBytes, &full[s], policy);
+                    bulk_load(ring + s * kWidth, from + r * kWidth, kRowBytes, &full[s]);
                     if (++s == STAGES) {
                         s = 0;
                         parity ^= 1u;
@@ -154,7 +143,6 @@ extern "C" int avg_pool_11(const float* x, float* out, int64_t bands, void* stre
         error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, avg_pool_kernel, kThreads,
                                                               kSharedBytes);
         if (error != cudaSuccess) return static_cast<int>(error);
-        if (per_multiprocessor > BLOCKS) per_multiprocessor = BLOCKS;
         if (per_multiprocessor < 1) per_multiprocessor = 1;
         most_blocks = multiprocessors * per_multiprocessor;
     }
@@ -167,7 +155,7 @@ extern "C" int avg_pool_11(const float* x, float* out, int64_t bands, void* stre
 
 library = ctypes.CDLL(
     load_inline(
-        name="avg_pool_11_ring_evict_first",
+        name="avg_pool_11_ring",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3"],

@@ -1,4 +1,5 @@
 import ctypes
+import os
 
 import torch
 from torch import nn
@@ -7,17 +8,105 @@ from torch.utils.cpp_extension import load_inline
 SOURCE = r"""
 #include <cstdint>
 #include <cuda_runtime.h>
+#include <cuda_fp16.h>
 
 constexpr float kEps = 1e-5f;
+constexpr float kActScale = 64.0f;
+constexpr float kWgtScale = 1024.0f;
+constexpr float kOutScale = 1.0f / 65536.0f;
+constexpr int kMaxPart = 144;   // partial statistics of a group of 32 channels
+constexpr int kRP = 40;         // pitch (floats) of a row of 32 channels in the exchange buffer
 
 __device__ __forceinline__ void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void pdl_trigger() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-__device__ __forceinline__ void cp_async16(float* dst, const float* src) {
-    uint32_t d = static_cast<uint32_t>(__cvta_generic_to_shared(dst));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(d), "l"(src) : "memory");
+__device__ __forceinline__ uint32_t smem_u32(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+__device__ __forceinline__ void cp_async16(uint32_t dst, const void* src) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
 }
 __device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// ---------------------------------------------------------------- wgmma (operands in shared memory, no swizzle)
+// Core matrix: 8 rows of 16 bytes, 128 bytes in one piece; the next 8 rows 128 bytes on, the next 8 k's lbo on.
+__device__ __forceinline__ uint64_t make_desc(uint32_t addr, uint32_t lbo) {
+    return static_cast<uint64_t>((addr & 0x3FFFFu) >> 4) | (static_cast<uint64_t>(lbo >> 4) << 16) |
+           (static_cast<uint64_t>(128 >> 4) << 32);
+}
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_wait_all() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// d[0..31] (64 columns) = A * B (+ d when accumulate)
+__device__ __forceinline__ void wgmma_n64(float (&d)[32], uint64_t da, uint64_t db, int accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "%32, %33, p, 1, 1, 0, 0;\n"
+        "}\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "l"(da), "l"(db), "r"(accumulate)
+        : "memory");
+}
+// d[16..31] (32 columns) += A * B
+__device__ __forceinline__ void wgmma_n32_upper(float (&d)[32], uint64_t da, uint64_t db) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+        "%16, %17, p, 1, 1, 0, 0;\n"
+        "}\n"
+        : "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "l"(da), "l"(db), "r"(1)
+        : "memory");
+}
+__device__ __forceinline__ void pin(float (&d)[32]) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+__device__ __forceinline__ float4 ld_cluster4(uint32_t addr, uint32_t rank) {
+    uint32_t a;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(addr), "r"(rank));
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(a)
+                 : "memory");
+    return v;
+}
+__device__ __forceinline__ uint32_t h2_bits(__half2 h) { return *reinterpret_cast<uint32_t*>(&h); }
+
+// Two floats -> packed hi halves and packed lo halves (a in the low half).
+__device__ __forceinline__ void split2(float a, float b, uint32_t& hi, uint32_t& lo) {
+    const __half2 h = __floats2half2_rn(a, b);
+    const float2 back = __half22float2(h);
+    const __half2 l = __floats2half2_rn(a - back.x, b - back.y);
+    hi = h2_bits(h);
+    lo = h2_bits(l);
+}
+
+__device__ __forceinline__ float bn_relu(float v, float mean, float scale, float shift) {
+    return fmaxf(fmaf(v - mean, scale, shift), 0.0f);
+}
+__device__ __forceinline__ float4 bn_relu4(float4 v, float4 m, float4 s, float4 h) {
+    return make_float4(bn_relu(v.x, m.x, s.x, h.x), bn_relu(v.y, m.y, s.y, h.y), bn_relu(v.z, m.z, s.z, h.z),
+                       bn_relu(v.w, m.w, s.w, h.w));
+}
 
 // Sum over a block of T threads; every thread gets it. sh: at least T / 32 floats.
 template <int T>
@@ -33,7 +122,7 @@ __device__ __forceinline__ float block_sum(float v, float* sh) {
     return s;
 }
 
-// Merge the (mean, M2) of the n_img planes of channel c; hw elements a plane.
+// Merge the (mean, M2) of the n_img planes of channel c; hw elements a plane (stem only).
 __device__ __forceinline__ void bn_params(const float2* part, int c, int n_img, float hw, const float* gamma,
                                           const float* beta, float& mean, float& scale, float& shift) {
     const float2* p = part + c * n_img;
@@ -53,46 +142,200 @@ __device__ __forceinline__ void bn_params(const float2* part, int c, int n_img, 
     shift = beta[c];
 }
 
-__device__ __forceinline__ float bn_relu(float v, float mean, float scale, float shift) {
-    return fmaxf(fmaf(v - mean, scale, shift), 0.0f);
+// ---------------------------------------------------------------- positions
+// Features lie at positions of (W + 1) x (W + 1) an image; the last column and the last row are no pixels (zero).
+template <int W>
+__device__ __forceinline__ bool valid_pos(int p) {
+    constexpr unsigned PW = W + 1, PA = PW * PW;
+    const unsigned r = static_cast<unsigned>(p) % PA;
+    return r / PW < static_cast<unsigned>(W) && r % PW < static_cast<unsigned>(W);
+}
+// Pixels at positions below p.
+template <int W>
+__device__ __forceinline__ int pixels_before(int p) {
+    constexpr unsigned PW = W + 1, PA = PW * PW;
+    const unsigned img = static_cast<unsigned>(p) / PA, r = static_cast<unsigned>(p) % PA;
+    const int h = static_cast<int>(r / PW), w = static_cast<int>(r % PW);
+    return static_cast<int>(img) * (W * W) + (h < W ? h * W + min(w, W) : W * W);
+}
+// Pixels of partial p, which covers positions p * PPR ... of npos.
+template <int W, int PPR>
+__device__ __forceinline__ int part_pixels(int p, int npos) {
+    return pixels_before<W>(min((p + 1) * PPR, npos)) - pixels_before<W>(min(p * PPR, npos));
 }
 
-// ---------------------------------------------------------------- weights: [M][K] -> [K][M], all layers in one launch
-constexpr int kEntries = 62;
+// Merge the partial statistics of a group of 32 channels: part[p][32]; cnt[p] (shared) pixels in partial p.
+// 256 threads; each gets the values of channel threadIdx.x & 31. sh: 512 floats.
+__device__ __forceinline__ void merge_group(const float2* part, int np, const float* cnt, int npix, float* sh,
+                                            float& mean, float& rstd) {
+    const int c = threadIdx.x & 31, w = threadIdx.x >> 5;
+    float2 v[kMaxPart / 8];
+#pragma unroll
+    for (int k = 0; k < kMaxPart / 8; ++k) {
+        const int p = w + 8 * k;
+        v[k] = make_float2(0.0f, 0.0f);
+        if (p < np) v[k] = __ldcg(part + p * 32 + c);
+    }
+    float s = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kMaxPart / 8; ++k) {
+        const int p = w + 8 * k;
+        if (p < np) s = fmaf(cnt[p], v[k].x, s);
+    }
+    sh[w * 32 + c] = s;
+    __syncthreads();
+    float t = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) t += sh[i * 32 + c];
+    const float inv = 1.0f / static_cast<float>(npix);
+    mean = t / static_cast<float>(npix);
+    float q = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kMaxPart / 8; ++k) {
+        const int p = w + 8 * k;
+        if (p < np) {
+            const float d = v[k].x - mean;
+            q += fmaf(cnt[p] * d, d, v[k].y);
+        }
+    }
+    sh[256 + w * 32 + c] = q;
+    __syncthreads();
+    t = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) t += sh[256 + i * 32 + c];
+    rstd = 1.0f / sqrtf(fmaf(t, inv, kEps));
+}
+
+// Write PPR positions x 32 channels (thread: quad threadIdx.x & 7, positions p0 + (threadIdx.x >> 3) + 32 k; only
+// pixels count) and their (mean, M2). out: chunk base + first position; part: 32 pairs. 256 threads, sh: 512 floats.
+template <int PPR, int W>
+__device__ __forceinline__ void finish(const float4 (&v)[(PPR + 31) / 32], int p0, int npos, float* out,
+                                       float2* part, float* sh) {
+    constexpr int NPASS = (PPR + 31) / 32;
+    const int tid = threadIdx.x, cq = tid & 7, l0 = tid >> 3, lane = tid & 31, warp = tid >> 5;
+    const int cnt = pixels_before<W>(min(p0 + PPR, npos)) - pixels_before<W>(min(p0, npos));
+    float* dst = out + static_cast<int64_t>(cq >> 2) * npos * 16 + (cq & 3) * 4;
+    float4 s = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    uint32_t okm = 0;
+#pragma unroll
+    for (int k = 0; k < NPASS; ++k) {
+        const int l = l0 + 32 * k;
+        if (l < PPR && p0 + l < npos && valid_pos<W>(p0 + l)) {
+            okm |= 1u << k;
+            *reinterpret_cast<float4*>(dst + l * 16) = v[k];
+            s.x += v[k].x; s.y += v[k].y; s.z += v[k].z; s.w += v[k].w;
+        }
+    }
+#pragma unroll
+    for (int o = 8; o <= 16; o <<= 1) {
+        s.x += __shfl_xor_sync(0xffffffffu, s.x, o);
+        s.y += __shfl_xor_sync(0xffffffffu, s.y, o);
+        s.z += __shfl_xor_sync(0xffffffffu, s.z, o);
+        s.w += __shfl_xor_sync(0xffffffffu, s.w, o);
+    }
+    float4* sh4 = reinterpret_cast<float4*>(sh);
+    if (lane < 8) sh4[warp * 8 + lane] = s;
+    __syncthreads();
+    float4 m = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float4 t = sh4[i * 8 + cq];
+        m.x += t.x; m.y += t.y; m.z += t.z; m.w += t.w;
+    }
+    const float inv = cnt > 0 ? 1.0f / static_cast<float>(cnt) : 0.0f;
+    m.x *= inv; m.y *= inv; m.z *= inv; m.w *= inv;
+    float4 q = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int k = 0; k < NPASS; ++k) {
+        if ((okm >> k) & 1u) {
+            const float a = v[k].x - m.x, b = v[k].y - m.y, c = v[k].z - m.z, d = v[k].w - m.w;
+            q.x = fmaf(a, a, q.x); q.y = fmaf(b, b, q.y); q.z = fmaf(c, c, q.z); q.w = fmaf(d, d, q.w);
+        }
+    }
+#pragma unroll
+    for (int o = 8; o <= 16; o <<= 1) {
+        q.x += __shfl_xor_sync(0xffffffffu, q.x, o);
+        q.y += __shfl_xor_sync(0xffffffffu, q.y, o);
+        q.z += __shfl_xor_sync(0xffffffffu, q.z, o);
+        q.w += __shfl_xor_sync(0xffffffffu, q.w, o);
+    }
+    if (lane < 8) sh4[64 + warp * 8 + lane] = q;
+    __syncthreads();
+    if (tid < 8) {
+        float4 t = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float4 u = sh4[64 + i * 8 + tid];
+            t.x += u.x; t.y += u.y; t.z += u.z; t.w += u.w;
+        }
+        part[tid * 4 + 0] = make_float2(m.x, t.x);
+        part[tid * 4 + 1] = make_float2(m.y, t.y);
+        part[tid * 4 + 2] = make_float2(m.z, t.z);
+        part[tid * 4 + 3] = make_float2(m.w, t.w);
+    }
+}
+
+// ---------------------------------------------------------------- weights
+// Entry e of the table is convolution e + 1 ([M][K / taps][taps]); its weights become wgmma operands:
+// [M / 32][channels / 16][tap][half of the 16 channels][32 hi rows, 32 lo rows] of 8 halves. The stem's: [147][64].
+constexpr int kEntries = 61;
+constexpr int kStemBlocks = 37;   // 37 * 256 >= 9408
 struct Table {
     const float* src[kEntries];
-    int dst[kEntries];
-    int M[kEntries];
+    const float* stem;
+    int dst[kEntries];            // in floats
     int K[kEntries];
     int start[kEntries + 1];
 };
 
-__global__ void __launch_bounds__(256) transpose_kernel(const __grid_constant__ Table tab, float* wt) {
-    __shared__ float tile[32][33];
+template <int TAPS>
+__device__ __forceinline__ void prep_tile(const float* src, uint4* dst, int K, int t, float* tile) {
+    constexpr int RL = 16 * TAPS, PITCH = RL + 1;
+    const int nch = K / RL;
+    const int grp = t / nch, ch = t - grp * nch;
+    const float* s = src + static_cast<int64_t>(grp) * 32 * K + ch * RL;
+    for (int e = threadIdx.x; e < 32 * RL; e += 256) {
+        const int o = e / RL, i = e - o * RL;
+        tile[o * PITCH + i] = s[static_cast<int64_t>(o) * K + i] * kWgtScale;
+    }
+    __syncthreads();
+    uint4* d = dst + static_cast<int64_t>(t) * (TAPS * 128);
+    for (int u = threadIdx.x; u < TAPS * 64; u += 256) {
+        const int tap = u >> 6, kg8 = (u >> 5) & 1, o = u & 31;
+        uint32_t hi[4], lo[4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            const int c = kg8 * 8 + 2 * r;
+            split2(tile[o * PITCH + c * TAPS + tap], tile[o * PITCH + (c + 1) * TAPS + tap], hi[r], lo[r]);
+        }
+        d[tap * 128 + kg8 * 64 + o] = make_uint4(hi[0], hi[1], hi[2], hi[3]);
+        d[tap * 128 + kg8 * 64 + 32 + o] = make_uint4(lo[0], lo[1], lo[2], lo[3]);
+    }
+}
+
+__global__ void __launch_bounds__(256) prep_kernel(const __grid_constant__ Table tab, float* wt) {
+    __shared__ float tile[32 * 145];
     pdl_wait();
     pdl_trigger();
     const int bid = static_cast<int>(blockIdx.x);
+    if (bid >= tab.start[kEntries]) {
+        const int i = (bid - tab.start[kEntries]) * 256 + static_cast<int>(threadIdx.x);
+        if (i < 9408) {
+            const int k = i >> 6, m = i & 63;
+            wt[i] = tab.stem[m * 147 + k];
+        }
+        return;
+    }
     int lo = 0, hi = kEntries - 1;
     while (lo < hi) {
         const int mid = (lo + hi + 1) >> 1;
         if (tab.start[mid] <= bid) lo = mid; else hi = mid - 1;
     }
-    const float* src = tab.src[lo];
-    float* dst = wt + tab.dst[lo];
-    const int M = tab.M[lo], K = tab.K[lo];
+    uint4* dst = reinterpret_cast<uint4*>(wt + tab.dst[lo]);
     const int t = bid - tab.start[lo];
-    const int tiles_m = M / 32;
-    const int k0 = (t / tiles_m) * 32, m0 = (t % tiles_m) * 32;
-    const int tx = threadIdx.x & 31, ty = threadIdx.x >> 5;
-#pragma unroll
-    for (int j = 0; j < 32; j += 8) {
-        if (k0 + tx < K) tile[ty + j][tx] = src[(m0 + ty + j) * K + k0 + tx];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int j = 0; j < 32; j += 8) {
-        if (k0 + ty + j < K) dst[(k0 + ty + j) * M + m0 + tx] = tile[tx][ty + j];
-    }
+    const bool transition = lo == 6 || lo == 19 || lo == 44;
+    if (transition) prep_tile<1>(tab.src[lo], dst, tab.K[lo], t, tile);
+    else prep_tile<9>(tab.src[lo], dst, tab.K[lo], t, tile);
 }
 
 // ---------------------------------------------------------------- stem: 7x7, stride 2, padding 3, 3 -> 64, 224 -> 112
@@ -187,382 +430,522 @@ __global__ void __launch_bounds__(448) stem_stats_kernel(const float* x, float2*
     if (threadIdx.x == 0) part[c * n_img + n] = make_float2(mean, q);
 }
 
-// BN + ReLU + max pool 3x3 / 2 / 1 of one plane, with the statistics of the pooled plane. Grid (64, N), 448 threads.
-__global__ void __launch_bounds__(448) stem_pool_kernel(const float* x, const float2* part_in, const float* gamma,
-                                                        const float* beta, float* buf, int ctot, float2* part,
-                                                        int n_img) {
-    __shared__ float sh[14];
-    __shared__ float prm[3];
+// BN + ReLU + max pool 3x3 / 2 / 1, to the chunked layout, with partial statistics.
+// Grid (tiles of 256 positions, 2 groups of 32 channels), 256 threads.
+__global__ void __launch_bounds__(256) stem_pool_kernel(const float* x, const float2* part_in, const float* gamma,
+                                                        const float* beta, float* buf, float2* part, int n_img) {
+    __shared__ __align__(16) float red[256 * kRP];
+    __shared__ __align__(16) float sh[512];
+    __shared__ float prm[3][32];
     pdl_wait();
     pdl_trigger();
-    const int c = blockIdx.x, n = blockIdx.y, tid = threadIdx.x;
-    if (tid == 0) bn_params(part_in, c, n_img, 12544.0f, gamma, beta, prm[0], prm[1], prm[2]);
+    const int tile = blockIdx.x, grp = blockIdx.y, tid = threadIdx.x;
+    const int npos = n_img * 3249;   // 57 x 57 an image
+    if (tid < 32)
+        bn_params(part_in, grp * 32 + tid, n_img, 12544.0f, gamma, beta, prm[0][tid], prm[1][tid], prm[2][tid]);
     __syncthreads();
-    const float mean = prm[0], scale = prm[1], shift = prm[2];
-    const float* src = x + (static_cast<int64_t>(n) * 64 + c) * 12544;
-    float* dst = buf + (static_cast<int64_t>(n) * ctot + c) * 3136;
-    float v[7];
-    float s = 0.0f;
+    const int f = tile * 256 + tid;
+    if (f < npos && valid_pos<56>(f)) {
+        const int n = f / 3249, e = f - n * 3249;
+        const int oy = e / 57, ox = e - oy * 57;
+        const float* base = x + (static_cast<int64_t>(n) * 64 + grp * 32) * 12544;
+#pragma unroll 1
+        for (int cc = 0; cc < 8; ++cc) {
+            float m[4];
 #pragma unroll
-    for (int i = 0; i < 7; ++i) {
-        const int e = tid + 448 * i;
-        const int oy = e / 56, ox = e - oy * 56;
-        float m = 0.0f;
+            for (int j = 0; j < 4; ++j) {
+                const int c = cc * 4 + j;
+                const float mean = prm[0][c], scale = prm[1][c], shift = prm[2][c];
+                const float* src = base + c * 12544;
+                float best = 0.0f;
 #pragma unroll
-        for (int dy = 0; dy < 3; ++dy) {
+                for (int dy = 0; dy < 3; ++dy) {
 #pragma unroll
-            for (int dx = 0; dx < 3; ++dx) {
-                const int iy = 2 * oy - 1 + dy, ix = 2 * ox - 1 + dx;
-                if (iy >= 0 && ix >= 0) m = fmaxf(m, bn_relu(__ldcg(src + iy * 112 + ix), mean, scale, shift));
+                    for (int dx = 0; dx < 3; ++dx) {
+                        const int iy = 2 * oy - 1 + dy, ix = 2 * ox - 1 + dx;
+                        if (iy >= 0 && ix >= 0)
+                            best = fmaxf(best, bn_relu(__ldg(src + iy * 112 + ix), mean, scale, shift));
+                    }
+                }
+                m[j] = best;
             }
+            *reinterpret_cast<float4*>(&red[tid * kRP + cc * 4]) = make_float4(m[0], m[1], m[2], m[3]);
         }
-        v[i] = m;
-        dst[e] = m;
-        s += m;
     }
-    const float pm = block_sum<448>(s, sh) / 3136.0f;
-    float q = 0.0f;
+    __syncthreads();
+    float4 v[8];
 #pragma unroll
-    for (int i = 0; i < 7; ++i) {
-        const float d = v[i] - pm;
-        q = fmaf(d, d, q);
+    for (int k = 0; k < 8; ++k) {
+        const int l = (tid >> 3) + 32 * k;
+        v[k] = *reinterpret_cast<const float4*>(&red[l * kRP + (tid & 7) * 4]);   // rows of no pixel are not used
     }
-    q = block_sum<448>(q, sh);
-    if (tid == 0) part[c * n_img + n] = make_float2(pm, q);
+    float* out = buf + static_cast<int64_t>(grp) * 2 * npos * 16 + static_cast<int64_t>(tile) * 256 * 16;
+    finish<256, 56>(v, tile * 256, npos, out, part + (grp * kMaxPart + tile) * 32, sh);
 }
 
-// ---------------------------------------------------------------- dense layer: BN + ReLU + 3x3 conv to 32 channels
-constexpr int KC = 4;  // input channels a chunk; one for each warp when loading
+// Final (mean, 1 / std) of the groups that enter a dense block. Grid (groups), 256 threads.
+template <int W, int PPR, int S>
+__global__ void __launch_bounds__(256) finalize_kernel(const float2* part, float2* stat, int n_img) {
+    __shared__ float sh[512];
+    __shared__ float cntf[kMaxPart];
+    const int npos = n_img * ((W + 1) * (W + 1));
+    const int np = ((npos + PPR * S - 1) / (PPR * S)) * S;
+    for (int p = threadIdx.x; p < np; p += 256) cntf[p] = static_cast<float>(part_pixels<W, PPR>(p, npos));
+    pdl_wait();
+    pdl_trigger();
+    __syncthreads();
+    const int g = blockIdx.x;
+    float mean, rstd;
+    merge_group(part + g * kMaxPart * 32, np, cntf, n_img * W * W, sh, mean, rstd);
+    if (threadIdx.x < 32) stat[g * 32 + threadIdx.x] = make_float2(mean, rstd);
+}
 
-template <int W>
-struct Geo {
-    static constexpr int HW = W * W;
-    static constexpr int SPR = W / 7;         // strips of 7 pixels a row
-    static constexpr int TR = 32 / SPR;       // flat rows a tile
-    static constexpr int PITCH = 9 * SPR;     // >= W + 2, and the 32 lanes fall into 32 banks
-    static constexpr int ROWS = TR + 2;       // with the halo; row number ROWS holds zeros
-    static constexpr int PLANE = (ROWS + 1) * PITCH;
-    static constexpr int COUNT = ROWS * W;    // elements loaded for one channel
-    static constexpr int NLD = (COUNT + 31) / 32;
+// ---------------------------------------------------------------- BN + ReLU + convolution to groups of 32 channels
+// W: width of the image; S: blocks of a cluster, which share out the channels; KG: warpgroups that share out the taps.
+template <int W, int S, int KG, int TAPS>
+struct Cfg {
+    static constexpr int PW = W + 1;
+    static constexpr int TPW = W >= 28 ? 2 : 1;        // tiles of 64 positions of a warpgroup
+    static constexpr int MT = 64 * TPW * (2 / KG);     // positions of a tile
+    static constexpr int PPR = MT / S;                 // positions that a block of the cluster finishes
+    static constexpr int HALO = TAPS == 9 ? PW + 1 : 0;
+    static constexpr int RECS = MT + 2 * HALO;         // positions in shared memory
+    static constexpr int PLANE = ((RECS + 7) / 8 * 8 + 4) * 16;   // 8 channels, hi or lo: 16 bytes a position
+    static constexpr int ASZ = 4 * PLANE;              // hi 0-7, hi 8-15, lo 0-7, lo 8-15
+    static constexpr int WSZ = TAPS * 2048;
+    static constexpr int NL = (RECS * 4 + 255) / 256;
+    static constexpr int H0 = TPW == 2 ? (NL + 1) / 2 : NL;
+    static constexpr int ZERO = 2 * ASZ + 2 * WSZ;     // weights of a tap that does not exist
+    static constexpr int BUFS = ZERO + 2048;
+    static constexpr int RED = KG * MT * kRP * 4;
+    static constexpr int MAIN = BUFS > RED ? BUFS : RED;
+    static constexpr int SMEM = MAIN + 3 * 4096 + 2048 + 640;
 };
 
-// Grid (tiles, splits). wt: [cin * 9][32]. ws: [split][32][n_img * HW].
-template <int W>
-__global__ void __launch_bounds__(128, 4)
-dense_conv_kernel(const float* buf, int ctot, int cin, const float2* part, const float* gamma, const float* beta,
-                  const float* wt, float* ws, int n_img, int per) {
-    using G = Geo<W>;
-    __shared__ __align__(16) float xs[2][KC * G::PLANE];
-    __shared__ __align__(16) float wsm[2][KC * 288];
-    __shared__ float p_mean[1024], p_scale[1024], p_shift[1024];
+// The products of one tile of 64 positions with the taps u, u + U, ... of a chunk of 16 channels, into fresh sums:
+// acc[0..15] hi * hi, acc[16..31] hi * lo + lo * hi. da: hi of the tile's first position at the middle tap.
+template <class C, int TAPS, int U>
+__device__ __forceinline__ void issue(float (&acc)[32], int u, uint64_t da, uint64_t db, uint64_t zero) {
+    constexpr int NS = (TAPS + U - 1) / U;
+#pragma unroll
+    for (int s = 0; s < NS; ++s) {
+        const int tap = u + U * s;
+        const bool ok = tap < TAPS;
+        const int shift = TAPS == 9 && ok ? (tap / 3 - 1) * C::PW + (tap % 3 - 1) : 0;
+        const uint64_t a = da + static_cast<uint64_t>(static_cast<int64_t>(shift));
+        const uint64_t b = ok ? db + static_cast<uint64_t>(tap * 128) : zero;
+        wgmma_n64(acc, a, b, s > 0 ? 1 : 0);
+        wgmma_n32_upper(acc, a + static_cast<uint64_t>(2 * C::PLANE / 16), b);
+    }
+}
 
-    const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-    const int tile = blockIdx.x, split = blockIdx.y;
-    const int npix = n_img * G::HW;
-    const int chunk0 = split * per;
-    const int chunk1 = min(chunk0 + per, cin / KC);
-    const int cbeg = chunk0 * KC;
-    const int nc = (chunk1 - chunk0) * KC;
-    const int fbase = (tile * G::TR - 1) * W;
+// Grid (tiles * S, groups of 32 output channels), cluster (S), 256 threads.
+// in: [chunk][npos][16]; nb chunks that the previous kernel does not touch, then nn chunks that need the wait.
+// mode 0: all statistics in stat after the wait (TAPS == 1: no batch norm); 1: older ones in stat before the wait,
+// the newest group's in part after it; 2: as 1, with those of the last older group still in part.
+template <int W, int S, int KG, int TAPS>
+__global__ void __launch_bounds__(256, 2)
+conv_kernel(const float* in, int nb, int nn, int mode, float2* stat, const float2* part, const float* gamma,
+            const float* beta, const uint4* wt, float* out, float2* outpart, int n_img) {
+    using C = Cfg<W, S, KG, TAPS>;
+    extern __shared__ __align__(128) unsigned char smem[];
+    float* p_mean = reinterpret_cast<float*>(smem + C::MAIN);
+    float* p_scale = p_mean + 1024;
+    float* p_shift = p_mean + 2048;
+    float* sh = p_mean + 3072;
+    float* cntf = sh + 512;
+    const uint32_t sbase = smem_u32(smem);
+
+    const int tid = threadIdx.x, lane = tid & 31;
+    const int warp = __shfl_sync(0xffffffffu, tid >> 5, 0);
+    const int wg = warp >> 2;
+    const int kg = KG == 2 ? wg : 0;           // share of the taps
+    const int wm = KG == 2 ? 0 : wg;           // share of the positions
+    const int tile = static_cast<int>(blockIdx.x) / S;
+    const int rank = static_cast<int>(blockIdx.x) % S;
+    const int npos = n_img * (C::PW * C::PW);
+    const int np = ((npos + C::MT - 1) / C::MT) * S;
+    const int f0 = tile * C::MT;
+    const int quad = tid & 3;
+    wt += static_cast<int64_t>(blockIdx.y) * (nb + nn) * (TAPS * 128);
+
+    if (TAPS == 9) {
+        for (int p = tid; p < np; p += 256) cntf[p] = static_cast<float>(part_pixels<W, C::PPR>(p, npos));
+    }
+    if (tid < 128) *reinterpret_cast<uint4*>(smem + C::ZERO + tid * 16) = make_uint4(0u, 0u, 0u, 0u);
+
+    // This thread's records (tid >> 2) + 64 k: which of them are pixels.
+    uint32_t okmask = 0;
+#pragma unroll
+    for (int k = 0; k < C::NL; ++k) {
+        const int rec = (tid >> 2) + 64 * k;
+        const int f = f0 - C::HALO + rec;
+        if (rec < C::RECS && f >= 0 && f < npos && valid_pos<W>(f)) okmask |= 1u << k;
+    }
+    const uint64_t d_a = make_desc(sbase, C::PLANE) + static_cast<uint64_t>(C::HALO + wm * (64 * C::TPW));
+    const uint64_t d_b = make_desc(sbase + 2 * C::ASZ, 1024);
+    const uint64_t d_zero = make_desc(sbase + C::ZERO, 1024);
+    __syncthreads();
 
     auto load_w = [&](int ch, int b) {
-        const float* src = wt + ch * (KC * 288);
-        for (int i = tid; i < KC * 72; i += 128) cp_async16(&wsm[b][i * 4], src + i * 4);
+        const uint4* src = wt + static_cast<int64_t>(ch) * (TAPS * 128);
+        const uint32_t dst = sbase + 2 * C::ASZ + b * C::WSZ;
+        for (int i = tid; i < TAPS * 128; i += 256) cp_async16(dst + i * 16, src + i);
     };
-    float stage[G::NLD];
-    auto load_x = [&](int ch) {
-        const float* src = buf + (ch * KC + warp) * G::HW;
+    float4 st[C::H0];
+    auto load_x = [&](int ch, int k0) {
+        const float* src = in + (static_cast<int64_t>(ch) * npos + (f0 - C::HALO + (tid >> 2))) * 16 + quad * 4;
 #pragma unroll
-        for (int i = 0; i < G::NLD; ++i) {
-            const int e = lane + 32 * i;
-            const int f = fbase + e;
-            float v = 0.0f;
-            if (e < G::COUNT && static_cast<unsigned>(f) < static_cast<unsigned>(npix)) {
-                const int n = static_cast<int>(static_cast<unsigned>(f) / static_cast<unsigned>(G::HW));
-                v = __ldcg(src + (n * ((ctot - 1) * G::HW) + f));
-            }
-            stage[i] = v;
+        for (int k = 0; k < C::H0; ++k) {
+            st[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (k0 + k < C::NL && ((okmask >> (k0 + k)) & 1u))
+                st[k] = __ldcg(reinterpret_cast<const float4*>(src + (k0 + k) * 1024));
         }
     };
-    auto store_x = [&](int ch, int b) {
-        const int c = ch * KC - cbeg + warp;
-        const float mean = p_mean[c], scale = p_scale[c], shift = p_shift[c];
-        float* dst = &xs[b][warp * G::PLANE + 1];
+    auto store_x = [&](int ch, int b, int k0) {
+        const int c = ch * 16 + quad * 4;
+        const float4 pm = *reinterpret_cast<const float4*>(p_mean + c);
+        const float4 ps = *reinterpret_cast<const float4*>(p_scale + c);
+        const float4 ph = *reinterpret_cast<const float4*>(p_shift + c);
+        unsigned char* dst = smem + b * C::ASZ + (quad >> 1) * C::PLANE + (quad & 1) * 8 + (tid >> 2) * 16;
 #pragma unroll
-        for (int i = 0; i < G::NLD; ++i) {
-            const int e = lane + 32 * i;
-            if (e < G::COUNT) {
-                const int r = static_cast<int>(static_cast<unsigned>(e) / static_cast<unsigned>(W));
-                dst[e + r * (G::PITCH - W)] = bn_relu(stage[i], mean, scale, shift);
-            }
-        }
-    };
-
-    load_w(chunk0, 0);
-    for (int i = tid; i < 2 * KC * G::PLANE; i += 128) (&xs[0][0])[i] = 0.0f;
-
-    pdl_wait();
-    pdl_trigger();
-
-    load_x(chunk0);
-    for (int c = tid; c < nc; c += 128) {
-        float mean, scale, shift;
-        bn_params(part, cbeg + c, n_img, static_cast<float>(G::HW), gamma, beta, mean, scale, shift);
-        p_mean[c] = mean;
-        p_scale[c] = scale;
-        p_shift[c] = shift;
-    }
-    __syncthreads();
-    store_x(chunk0, 0);
-    cp_async_wait_all();
-    __syncthreads();
-
-    const int r = lane / G::SPR, s = lane % G::SPR;
-    const int h = (tile * G::TR + r) % W;
-    const int off0 = (h == 0 ? G::ROWS : r) * G::PITCH + 7 * s;
-    const int off1 = (r + 1) * G::PITCH + 7 * s;
-    const int off2 = (h == W - 1 ? G::ROWS : r + 2) * G::PITCH + 7 * s;
-
-    float acc[8][7];
-#pragma unroll
-    for (int o = 0; o < 8; ++o)
-#pragma unroll
-        for (int p = 0; p < 7; ++p) acc[o][p] = 0.0f;
-
-#pragma unroll 1
-    for (int ch = chunk0; ch < chunk1; ++ch) {
-        const int b = (ch - chunk0) & 1;
-        const bool more = ch + 1 < chunk1;
-        if (more) {
-            load_w(ch + 1, b ^ 1);
-            load_x(ch + 1);
-        }
-#pragma unroll 1
-        for (int c = 0; c < KC; ++c) {
-            const float* xc = &xs[b][c * G::PLANE];
-            const float* wc = &wsm[b][c * 288 + warp * 8];
-#pragma unroll
-            for (int ky = 0; ky < 3; ++ky) {
-                const float* row = xc + (ky == 0 ? off0 : (ky == 1 ? off1 : off2));
-                float in[9];
-#pragma unroll
-                for (int j = 0; j < 9; ++j) in[j] = row[j];
-#pragma unroll
-                for (int kx = 0; kx < 3; ++kx) {
-                    const float4 w0 = *reinterpret_cast<const float4*>(wc + (ky * 3 + kx) * 32);
-                    const float4 w1 = *reinterpret_cast<const float4*>(wc + (ky * 3 + kx) * 32 + 4);
-                    const float wv[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
-#pragma unroll
-                    for (int o = 0; o < 8; ++o)
-#pragma unroll
-                        for (int p = 0; p < 7; ++p) acc[o][p] = fmaf(in[p + kx], wv[o], acc[o][p]);
+        for (int k = 0; k < C::H0; ++k) {
+            if (k0 + k < C::NL) {
+                if ((tid >> 2) + 64 * (k0 + k) < C::RECS) {
+                    float4 v = bn_relu4(st[k], pm, ps, ph);
+                    if (!((okmask >> (k0 + k)) & 1u)) v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    uint2 hi, lo;
+                    split2(v.x, v.y, hi.x, lo.x);
+                    split2(v.z, v.w, hi.y, lo.y);
+                    *reinterpret_cast<uint2*>(dst + (k0 + k) * 1024) = hi;
+                    *reinterpret_cast<uint2*>(dst + (k0 + k) * 1024 + 2 * C::PLANE) = lo;
                 }
             }
         }
-        if (more) {
-            store_x(ch + 1, b ^ 1);
-            cp_async_wait_all();
-            __syncthreads();
+    };
+    auto set_stat = [&](int c0, int c1) {
+        for (int c = c0 + tid; c < c1; c += 256) {
+            const float2 t = __ldcg(stat + c);
+            p_mean[c] = t.x;
+            p_scale[c] = gamma[c] * t.y * kActScale;
+            p_shift[c] = beta[c] * kActScale;
         }
-    }
+    };
+    auto set_merge = [&](int c0, bool write) {
+        float mean, rstd;
+        merge_group(part + (c0 >> 5) * (kMaxPart * 32), np, cntf, n_img * W * W, sh, mean, rstd);
+        if (tid < 32) {
+            p_mean[c0 + tid] = mean;
+            p_scale[c0 + tid] = gamma[c0 + tid] * rstd * kActScale;
+            p_shift[c0 + tid] = beta[c0 + tid] * kActScale;
+            if (write && blockIdx.x == 0) stat[c0 + tid] = make_float2(mean, rstd);
+        }
+    };
 
-    __syncthreads();
-    float* t = &xs[0][0] + warp * 224;
-    const int f0 = tile * 224;
-    float* dst = ws + (static_cast<int64_t>(split) * 32 + warp * 8) * npix + f0;
+    float tot[C::TPW][16], acc[32];
 #pragma unroll
-    for (int o = 0; o < 8; ++o) {
+    for (int i = 0; i < C::TPW; ++i)
 #pragma unroll
-        for (int p = 0; p < 7; ++p) t[lane * 7 + p] = acc[o][p];
-        __syncwarp();
+        for (int j = 0; j < 16; ++j) tot[i][j] = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 7; ++j) {
-            const int i = lane + 32 * j;
-            if (f0 + i < npix) dst[static_cast<int64_t>(o) * npix + i] = t[i];
-        }
-        __syncwarp();
-    }
-}
+    for (int j = 0; j < 32; ++j) acc[j] = 0.0f;
 
-// Sum of the S partial results of one plane, to its place in the concat buffer, with the plane's (mean, M2).
-// Grid (M, N), P * G threads: G groups share the splits, P threads of a group take V elements each (P * V >= HW).
-template <int HW, int P, int G, int V>
-__global__ void __launch_bounds__(P * G)
-reduce_kernel(const float* ws, int S, int M, int n_img, float* buf, int ctot, int choff, float2* part) {
-    __shared__ float red[G > 1 ? (G - 1) * HW : 1];
-    __shared__ float sh[P * G / 32];
-    pdl_wait();
-    pdl_trigger();
-    const int oc = blockIdx.x, n = blockIdx.y;
-    const int g = threadIdx.x / P, p = threadIdx.x % P;
-    const int npix = n_img * HW;
-    const int64_t stride = static_cast<int64_t>(M) * npix;
-    const float* src = ws + static_cast<int64_t>(oc) * npix + n * HW;
-    float v[V];
-#pragma unroll
-    for (int i = 0; i < V; ++i) v[i] = 0.0f;
-#pragma unroll 4
-    for (int s = g; s < S; s += G) {
-        const float* q = src + s * stride;
-#pragma unroll
-        for (int i = 0; i < V; ++i) {
-            const int e = p + i * P;
-            if (e < HW) v[i] += __ldcg(q + e);
+#pragma unroll 1
+    for (int phase = 0; phase < 2; ++phase) {
+        int first, step, count;
+        bool split = false;
+        if (phase == 0) {
+            first = rank;
+            step = S;
+            count = nb > rank ? (nb - rank + S - 1) / S : 0;
+        } else if (S > 1 && mode > 0) {   // the two newest chunks: their taps are shared out over the cluster
+            first = nb + (rank & 1);
+            step = 1;
+            count = 1;
+            split = true;
+        } else {
+            first = nb + rank;
+            step = S;
+            count = nn > rank ? (nn - rank + S - 1) / S : 0;
         }
-    }
-    if (G > 1) {
-        if (g > 0) {
-#pragma unroll
-            for (int i = 0; i < V; ++i) {
-                const int e = p + i * P;
-                if (e < HW) red[(g - 1) * HW + e] = v[i];
+        if (count > 0) load_w(first, 0);
+        if (phase == 1) {
+            pdl_wait();
+            pdl_trigger();
+        }
+        if (count > 0) load_x(first, 0);
+        if (phase == 0) {
+            if (TAPS == 9) {
+                if (mode == 1) set_stat(0, nb * 16);
+                if (mode == 2) {
+                    set_stat(0, nb * 16 - 32);
+                    set_merge(nb * 16 - 32, false);
+                }
             }
+        } else if (TAPS == 1) {
+            for (int c = tid; c < nn * 16; c += 256) {
+                p_mean[c] = 0.0f;
+                p_scale[c] = kActScale;
+                p_shift[c] = 0.0f;
+            }
+        } else if (mode == 0) {
+            set_stat(0, nn * 16);
+        } else {
+            set_merge(nb * 16, true);
         }
         __syncthreads();
-        if (g == 0) {
+        if (count > 0) {
+            store_x(first, 0, 0);
+            if (C::H0 < C::NL) {
+                load_x(first, C::H0);
+                store_x(first, 0, C::H0);
+            }
+            cp_async_wait_all();
+        }
+        fence_async();
+        __syncthreads();
+
+        if (TAPS == 9 && S > 1 && split) {
+            constexpr int U = (S > 1 ? S / 2 : 1) * KG;
+            const int u = (rank >> 1) * KG + kg;
 #pragma unroll
-            for (int i = 0; i < V; ++i) {
-                const int e = p + i * P;
-                if (e < HW) {
+            for (int mt = 0; mt < C::TPW; ++mt) {
+                pin(acc);
+                wgmma_fence();
+                issue<C, TAPS, U>(acc, u, d_a + static_cast<uint64_t>(mt * 64), d_b, d_zero);
+                wgmma_commit();
+                wgmma_wait_all();
+                pin(acc);
 #pragma unroll
-                    for (int k = 0; k < G - 1; ++k) v[i] += red[k * HW + e];
+                for (int j = 0; j < 16; ++j) tot[mt][j] += acc[j] + acc[16 + j];
+            }
+        } else {
+#pragma unroll 1
+            for (int i = 0; i < count; ++i) {
+                const int b = i & 1;
+                const int next = first + (i + 1) * step;
+                const bool more = i + 1 < count;
+                if (more) {
+                    load_w(next, b ^ 1);
+                    load_x(next, 0);
                 }
-            }
-        }
-    }
-    float* dst = buf + (static_cast<int64_t>(n) * ctot + choff + oc) * HW;
-    float sum = 0.0f;
-    if (g == 0) {
+                const int u = KG == 1 ? 0 : ((kg + i) & (KG - 1));
+                const uint64_t a_b = d_a + static_cast<uint64_t>(b * (C::ASZ >> 4));
+                const uint64_t w_b = d_b + static_cast<uint64_t>(b * (C::WSZ >> 4));
 #pragma unroll
-        for (int i = 0; i < V; ++i) {
-            const int e = p + i * P;
-            if (e < HW) {
-                dst[e] = v[i];
-                sum += v[i];
-            }
-        }
-    }
-    const float mean = block_sum<P * G>(sum, sh) / static_cast<float>(HW);
-    float q = 0.0f;
-    if (g == 0) {
+                for (int mt = 0; mt < C::TPW; ++mt) {
+                    pin(acc);
+                    wgmma_fence();
+                    issue<C, TAPS, KG>(acc, u, a_b + static_cast<uint64_t>(mt * 64), w_b, d_zero);
+                    wgmma_commit();
+                    // While the tensor cores work: the next chunk.
+                    if (more) {
+                        if (mt == 0) {
+                            store_x(next, b ^ 1, 0);
+                            if (C::H0 < C::NL) load_x(next, C::H0);
+                        } else {
+                            store_x(next, b ^ 1, C::H0);
+                        }
+                    }
+                    wgmma_wait_all();
+                    pin(acc);
 #pragma unroll
-        for (int i = 0; i < V; ++i) {
-            const int e = p + i * P;
-            if (e < HW) {
-                const float d = v[i] - mean;
-                q = fmaf(d, d, q);
+                    for (int j = 0; j < 16; ++j) tot[mt][j] += acc[j] + acc[16 + j];
+                }
+                if (more) cp_async_wait_all();
+                fence_async();
+                __syncthreads();
             }
         }
     }
-    q = block_sum<P * G>(q, sh);
-    if (threadIdx.x == 0) part[(choff + oc) * n_img + n] = make_float2(mean, q);
+
+    // Exchange: red[kg][position][channel]; every block of the cluster finishes PPR positions.
+    float* red = reinterpret_cast<float*>(smem);
+    __syncthreads();
+    {
+        const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+        for (int mt = 0; mt < C::TPW; ++mt) {
+            const int row = (wm * C::TPW + mt) * 64 + (warp & 3) * 16 + g;
+            float* r0 = red + (kg * C::MT + row) * kRP + 2 * t;
+            float* r1 = r0 + 8 * kRP;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                *reinterpret_cast<float2*>(r0 + j * 8) =
+                    make_float2(tot[mt][4 * j] * kOutScale, tot[mt][4 * j + 1] * kOutScale);
+                *reinterpret_cast<float2*>(r1 + j * 8) =
+                    make_float2(tot[mt][4 * j + 2] * kOutScale, tot[mt][4 * j + 3] * kOutScale);
+            }
+        }
+    }
+    if (KG > 1) {
+        __syncthreads();
+        for (int e = tid; e < C::MT * 8; e += 256) {
+            float* p = red + (e >> 3) * kRP + (e & 7) * 4;
+            float4 a = *reinterpret_cast<const float4*>(p);
+#pragma unroll
+            for (int k = 1; k < KG; ++k) {
+                const float4 u = *reinterpret_cast<const float4*>(p + k * C::MT * kRP);
+                a.x += u.x; a.y += u.y; a.z += u.z; a.w += u.w;
+            }
+            *reinterpret_cast<float4*>(p) = a;
+        }
+    }
+    if (S > 1) {
+        cluster_arrive();
+        cluster_wait();
+    } else {
+        __syncthreads();
+    }
+
+    constexpr int NPASS = (C::PPR + 31) / 32;
+    float4 v[NPASS];
+#pragma unroll
+    for (int k = 0; k < NPASS; ++k) {
+        const int l = (tid >> 3) + 32 * k;
+        v[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (l < C::PPR) {
+            const int at = (rank * C::PPR + l) * kRP + (tid & 7) * 4;
+            if (S > 1) {
+#pragma unroll
+                for (int s = 0; s < S; ++s) {
+                    const float4 u = ld_cluster4(sbase + static_cast<uint32_t>(at) * 4u, static_cast<uint32_t>(s));
+                    v[k].x += u.x; v[k].y += u.y; v[k].z += u.z; v[k].w += u.w;
+                }
+            } else {
+                v[k] = *reinterpret_cast<const float4*>(red + at);
+            }
+        }
+    }
+    if (S > 1) cluster_arrive();
+
+    const int p0 = f0 + rank * C::PPR;
+    float* dst = out + static_cast<int64_t>(blockIdx.y) * 2 * npos * 16 + static_cast<int64_t>(p0) * 16;
+    finish<C::PPR, W>(v, p0, npos, dst, outpart + (static_cast<int>(blockIdx.y) * kMaxPart + tile * S + rank) * 32,
+                      sh);
+    if (S > 1) cluster_wait();
 }
 
-// ---------------------------------------------------------------- transition: BN + ReLU + 2x2 mean, then 1x1 conv
-// Grid (C, Y), 256 threads; tmp is [C][n_img * HW / 4].
-template <int W>
-__global__ void __launch_bounds__(256) trans_pool_kernel(const float* buf, int ctot, const float2* part,
+// ---------------------------------------------------------------- transition: BN + ReLU + 2x2 mean
+// Grid (chunks, Y), 256 threads; tmp is [chunk][positions of width W / 2][16]. The last group's statistics are still
+// partial.
+template <int W, int PPR, int S>
+__global__ void __launch_bounds__(256) trans_pool_kernel(const float* buf, const float2* stat, const float2* part,
                                                          const float* gamma, const float* beta, float* tmp,
                                                          int n_img) {
     constexpr int HW = W * W, OW = W / 2, OHW = OW * OW;
-    __shared__ float prm[3];
+    __shared__ float sh[512];
+    __shared__ __align__(16) float prm[3][16];
+    constexpr int PW = W + 1, PA = PW * PW, OP = OW + 1, OPA = OP * OP;
+    __shared__ float cntf[kMaxPart];
+    const int ch = blockIdx.x, tid = threadIdx.x;
+    const int npos = n_img * PA;
+    const int np = ((npos + PPR * S - 1) / (PPR * S)) * S;
+    const bool last = ch + 2 >= static_cast<int>(gridDim.x);
+    if (last) {
+        for (int p = tid; p < np; p += 256) cntf[p] = static_cast<float>(part_pixels<W, PPR>(p, npos));
+    }
     pdl_wait();
     pdl_trigger();
-    const int c = blockIdx.x;
-    if (threadIdx.x == 0)
-        bn_params(part, c, n_img, static_cast<float>(HW), gamma, beta, prm[0], prm[1], prm[2]);
+    if (last) {
+        __syncthreads();
+        float mean, rstd;
+        merge_group(part + (ch >> 1) * (kMaxPart * 32), np, cntf, n_img * HW, sh, mean, rstd);
+        const int c = tid - (ch & 1) * 16;   // channel of the chunk, for the first 32 threads
+        if (tid < 32 && c >= 0 && c < 16) {
+            prm[0][c] = mean;
+            prm[1][c] = gamma[ch * 16 + c] * rstd;
+            prm[2][c] = beta[ch * 16 + c];
+        }
+    } else if (tid < 16) {
+        const float2 t = __ldcg(stat + ch * 16 + tid);
+        prm[0][tid] = t.x;
+        prm[1][tid] = gamma[ch * 16 + tid] * t.y;
+        prm[2][tid] = beta[ch * 16 + tid];
+    }
     __syncthreads();
-    const float mean = prm[0], scale = prm[1], shift = prm[2];
+    const int quad = tid & 3;
+    const float4 pm = *reinterpret_cast<const float4*>(&prm[0][quad * 4]);
+    const float4 ps = *reinterpret_cast<const float4*>(&prm[1][quad * 4]);
+    const float4 ph = *reinterpret_cast<const float4*>(&prm[2][quad * 4]);
     const int total = n_img * OHW;
-    for (int i = static_cast<int>(blockIdx.y) * 256 + static_cast<int>(threadIdx.x); i < total;
-         i += static_cast<int>(gridDim.y) * 256) {
+    const float* base = buf + static_cast<int64_t>(ch) * npos * 16 + quad * 4;
+    float* dst = tmp + static_cast<int64_t>(ch) * (n_img * OPA) * 16 + quad * 4;
+    for (int i = static_cast<int>(blockIdx.y) * 64 + (tid >> 2); i < total; i += static_cast<int>(gridDim.y) * 64) {
         const int n = i / OHW, e = i - n * OHW;
         const int oy = e / OW, ox = e - oy * OW;
-        const float* src = buf + (static_cast<int64_t>(n) * ctot + c) * HW + 2 * oy * W + 2 * ox;
-        const float2 a = __ldcg(reinterpret_cast<const float2*>(src));
-        const float2 b = __ldcg(reinterpret_cast<const float2*>(src + W));
-        const float s = (bn_relu(a.x, mean, scale, shift) + bn_relu(a.y, mean, scale, shift)) +
-                        (bn_relu(b.x, mean, scale, shift) + bn_relu(b.y, mean, scale, shift));
-        tmp[static_cast<int64_t>(c) * total + i] = 0.25f * s;
+        const float* src = base + (n * PA + 2 * oy * PW + 2 * ox) * 16;
+        const float4 a = bn_relu4(__ldcg(reinterpret_cast<const float4*>(src)), pm, ps, ph);
+        const float4 b = bn_relu4(__ldcg(reinterpret_cast<const float4*>(src + 16)), pm, ps, ph);
+        const float4 c = bn_relu4(__ldcg(reinterpret_cast<const float4*>(src + PW * 16)), pm, ps, ph);
+        const float4 d = bn_relu4(__ldcg(reinterpret_cast<const float4*>(src + PW * 16 + 16)), pm, ps, ph);
+        *reinterpret_cast<float4*>(dst + (n * OPA + oy * OP + ox) * 16) =
+            make_float4(0.25f * ((a.x + b.x) + (c.x + d.x)), 0.25f * ((a.y + b.y) + (c.y + d.y)),
+                        0.25f * ((a.z + b.z) + (c.z + d.z)), 0.25f * ((a.w + b.w) + (c.w + d.w)));
     }
-}
-
-// ws[split][m][p] = sum over the split's 128 k of A[k][m] * B[k][p]. Grid (ceil(P / 64), M / 64, K / 128).
-__global__ void __launch_bounds__(256) gemm_kernel(const float* A, const float* B, float* ws, int M, int P) {
-    __shared__ __align__(16) float As[2][16][64];
-    __shared__ __align__(16) float Bs[2][16][64];
-    pdl_wait();
-    pdl_trigger();
-    const int tid = threadIdx.x;
-    const int tx = tid & 15, ty = tid >> 4;
-    const int p0 = static_cast<int>(blockIdx.x) * 64, m0 = static_cast<int>(blockIdx.y) * 64;
-    const int kbeg = static_cast<int>(blockIdx.z) * 128;
-    const int bk = tid >> 6, bp = tid & 63;
-    const bool pin = p0 + bp < P;
-    float4 ra;
-    float rb[4];
-    auto load = [&](int k0) {
-        ra = __ldcg(reinterpret_cast<const float4*>(A + static_cast<int64_t>(k0 + ty) * M + m0 + tx * 4));
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-            rb[j] = pin ? __ldcg(B + static_cast<int64_t>(k0 + bk + 4 * j) * P + p0 + bp) : 0.0f;
-    };
-    auto store = [&](int b) {
-        *reinterpret_cast<float4*>(&As[b][ty][tx * 4]) = ra;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) Bs[b][bk + 4 * j][bp] = rb[j];
-    };
-    float acc[4][4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) acc[i][j] = 0.0f;
-    load(kbeg);
-    store(0);
-    __syncthreads();
-#pragma unroll 1
-    for (int t = 0; t < 8; ++t) {
-        const int b = t & 1;
-        if (t < 7) load(kbeg + (t + 1) * 16);
-#pragma unroll
-        for (int k = 0; k < 16; ++k) {
-            const float4 a4 = *reinterpret_cast<const float4*>(&As[b][k][ty * 4]);
-            const float4 b4 = *reinterpret_cast<const float4*>(&Bs[b][k][tx * 4]);
-            const float av[4] = {a4.x, a4.y, a4.z, a4.w};
-            const float bv[4] = {b4.x, b4.y, b4.z, b4.w};
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-#pragma unroll
-                for (int j = 0; j < 4; ++j) acc[i][j] = fmaf(av[i], bv[j], acc[i][j]);
-        }
-        if (t < 7) store(b ^ 1);
-        __syncthreads();
-    }
-    float* dst = ws + (static_cast<int64_t>(blockIdx.z) * M + m0 + ty * 4) * P + p0 + tx * 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-            if (p0 + tx * 4 + j < P) dst[static_cast<int64_t>(i) * P + j] = acc[i][j];
 }
 
 // ---------------------------------------------------------------- head
-// Grid (128, N), 256 threads: a warp for each of the 1024 channels of one image.
-__global__ void __launch_bounds__(256) final_pool_kernel(const float* buf, const float2* part, const float* gamma,
-                                                         const float* beta, float* feat, int n_img) {
+// Grid (64 chunks), 256 threads: BN + ReLU + mean of the 49 pixels; a warp an image.
+template <int PPR, int S>
+__global__ void __launch_bounds__(256) final_pool_kernel(const float* buf, const float2* stat, const float2* part,
+                                                         const float* gamma, const float* beta, float* feat,
+                                                         int n_img) {
+    __shared__ float sh[512];
+    __shared__ __align__(16) float prm[3][16];
+    __shared__ float cntf[kMaxPart];
+    const int ch = blockIdx.x, tid = threadIdx.x;
+    const int npos = n_img * 64;   // 8 x 8 an image
+    const int np = ((npos + PPR * S - 1) / (PPR * S)) * S;
+    const bool last = ch + 2 >= static_cast<int>(gridDim.x);
+    if (last) {
+        for (int p = tid; p < np; p += 256) cntf[p] = static_cast<float>(part_pixels<7, PPR>(p, npos));
+    }
     pdl_wait();
     pdl_trigger();
-    const int lane = threadIdx.x & 31;
-    const int c = static_cast<int>(blockIdx.x) * 8 + static_cast<int>(threadIdx.x >> 5);
-    const int n = blockIdx.y;
-    float mean, scale, shift;
-    bn_params(part, c, n_img, 49.0f, gamma, beta, mean, scale, shift);
-    const float* src = buf + (static_cast<int64_t>(n) * 1024 + c) * 49;
-    float s = bn_relu(__ldcg(src + lane), mean, scale, shift);
-    if (lane + 32 < 49) s += bn_relu(__ldcg(src + lane + 32), mean, scale, shift);
+    if (last) {
+        __syncthreads();
+        float mean, rstd;
+        merge_group(part + (ch >> 1) * (kMaxPart * 32), np, cntf, n_img * 49, sh, mean, rstd);
+        const int c = tid - (ch & 1) * 16;
+        if (tid < 32 && c >= 0 && c < 16) {
+            prm[0][c] = mean;
+            prm[1][c] = gamma[ch * 16 + c] * rstd;
+            prm[2][c] = beta[ch * 16 + c];
+        }
+    } else if (tid < 16) {
+        const float2 t = __ldcg(stat + ch * 16 + tid);
+        prm[0][tid] = t.x;
+        prm[1][tid] = gamma[ch * 16 + tid] * t.y;
+        prm[2][tid] = beta[ch * 16 + tid];
+    }
+    __syncthreads();
+    const int lane = tid & 31, warp = tid >> 5, quad = lane & 3;
+    const float4 pm = *reinterpret_cast<const float4*>(&prm[0][quad * 4]);
+    const float4 ps = *reinterpret_cast<const float4*>(&prm[1][quad * 4]);
+    const float4 ph = *reinterpret_cast<const float4*>(&prm[2][quad * 4]);
+    for (int n = warp; n < n_img; n += 8) {
+        const float* src = buf + (static_cast<int64_t>(ch) * npos + n * 64) * 16 + quad * 4;
+        float4 s = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-    for (int o = 16; o > 0; o >>= 1) s += __shfl_xor_sync(0xffffffffu, s, o);
-    if (lane == 0) feat[n * 1024 + c] = s / 49.0f;
+        for (int k = 0; k < 7; ++k) {
+            const int l = (lane >> 2) + 8 * k;   // row k, column lane >> 2
+            if ((lane >> 2) < 7) {
+                const float4 v = bn_relu4(__ldcg(reinterpret_cast<const float4*>(src + l * 16)), pm, ps, ph);
+                s.x += v.x; s.y += v.y; s.z += v.z; s.w += v.w;
+            }
+        }
+#pragma unroll
+        for (int o = 4; o <= 16; o <<= 1) {
+            s.x += __shfl_xor_sync(0xffffffffu, s.x, o);
+            s.y += __shfl_xor_sync(0xffffffffu, s.y, o);
+            s.z += __shfl_xor_sync(0xffffffffu, s.z, o);
+            s.w += __shfl_xor_sync(0xffffffffu, s.w, o);
+        }
+        if (lane < 4)
+            *reinterpret_cast<float4*>(feat + n * 1024 + ch * 16 + quad * 4) =
+                make_float4(s.x / 49.0f, s.y / 49.0f, s.z / 49.0f, s.w / 49.0f);
+    }
 }
 
 // Grid (classes, N), 256 threads.
@@ -584,42 +967,40 @@ __global__ void __launch_bounds__(256) linear_kernel(const float* feat, const fl
 
 // ---------------------------------------------------------------- host
 template <typename... KArgs, typename... Args>
-static void launch(cudaError_t& err, void (*kernel)(KArgs...), dim3 grid, dim3 block, cudaStream_t stream,
-                   Args... args) {
+static void launch(cudaError_t& err, void (*kernel)(KArgs...), dim3 grid, int block, int smem, int cluster,
+                   cudaStream_t stream, Args... args) {
     cudaLaunchConfig_t cfg = {};
     cfg.gridDim = grid;
-    cfg.blockDim = block;
-    cfg.dynamicSmemBytes = 0;
+    cfg.blockDim = dim3(block);
+    cfg.dynamicSmemBytes = static_cast<size_t>(smem);
     cfg.stream = stream;
-    cudaLaunchAttribute attr[1];
+    cudaLaunchAttribute attr[2];
     attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attr[0].val.programmaticStreamSerializationAllowed = 1;
     cfg.attrs = attr;
     cfg.numAttrs = 1;
+    if (cluster > 1) {
+        attr[1].id = cudaLaunchAttributeClusterDimension;
+        attr[1].val.clusterDim.x = static_cast<unsigned>(cluster);
+        attr[1].val.clusterDim.y = 1;
+        attr[1].val.clusterDim.z = 1;
+        cfg.numAttrs = 2;
+    }
     const cudaError_t e = cudaLaunchKernelEx(&cfg, kernel, static_cast<KArgs>(args)...);
     if (err == cudaSuccess) err = e;
 }
 
-// Chunks a split: the least of a rough cost, counted in chunk times of a full multiprocessor.
-static int pick_per(int tiles, int nch, int cap, double reduce_cost) {
-    int best = nch;
-    double best_cost = 1e30;
-    for (int per = 1; per <= nch; ++per) {
-        const int S = (nch + per - 1) / per;
-        if (S > cap) continue;
-        const int waves = (tiles * S + 131) / 132;
-        const double factor = waves == 1 ? 1.6 : (waves == 2 ? 1.2 : (waves == 3 ? 1.05 : 1.0));
-        const double cost = waves * factor * (per + 0.6) + S * reduce_cost;
-        if (cost < best_cost) {
-            best_cost = cost;
-            best = per;
-        }
-    }
-    return best;
+template <int W, int S, int KG, int TAPS>
+static void prepare(cudaError_t& err) {
+    cudaError_t e = cudaFuncSetAttribute(conv_kernel<W, S, KG, TAPS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         Cfg<W, S, KG, TAPS>::SMEM);
+    if (err == cudaSuccess) err = e;
+    e = cudaFuncSetAttribute(conv_kernel<W, S, KG, TAPS>, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+    if (err == cudaSuccess) err = e;
 }
 
 struct Layout {
-    int64_t wt, ws, buf[4], tmp, feat, part_stem, part[4], total;
+    int64_t wt, ws, buf[4], tmp, feat, part_stem, part[4], stat[4], total;
 };
 
 constexpr int64_t kWeightFloats = 9408 + 288LL * 31520 + 32768 + 131072 + 524288;
@@ -627,18 +1008,23 @@ constexpr int64_t kWeightFloats = 9408 + 288LL * 31520 + 32768 + 131072 + 524288
 static Layout make_layout(int64_t n) {
     Layout l;
     int64_t at = 0;
-    l.wt = at; at += kWeightFloats;
-    l.ws = at; at += n * 802816;          // the stem's output, later the partial sums
-    l.buf[0] = at; at += n * 256 * 3136;
-    l.buf[1] = at; at += n * 512 * 784;
-    l.buf[2] = at; at += n * 1024 * 196;
-    l.buf[3] = at; at += n * 1024 * 49;
-    l.tmp = at; at += n * 256 * 784;
-    l.feat = at; at += n * 1024;
-    l.part_stem = at; at += n * 64 * 2;
+    auto take = [&](int64_t floats) {
+        const int64_t p = at;
+        at += (floats + 63) / 64 * 64;
+        return p;
+    };
+    l.wt = take(kWeightFloats);
+    l.ws = take(n * 802816);          // the stem's output
+    l.buf[0] = take(n * 256 * 3249);
+    l.buf[1] = take(n * 512 * 841);
+    l.buf[2] = take(n * 1024 * 225);
+    l.buf[3] = take(n * 1024 * 64);
+    l.tmp = take(n * 256 * 841);
+    l.feat = take(n * 1024);
+    l.part_stem = take(n * 64 * 2);
     for (int i = 0; i < 4; ++i) {
-        l.part[i] = at;
-        at += n * 1024 * 2;
+        l.part[i] = take(32LL * kMaxPart * 32 * 2);
+        l.stat[i] = take(1024 * 2);
     }
     l.total = at;
     return l;
@@ -646,23 +1032,44 @@ static Layout make_layout(int64_t n) {
 
 extern "C" int64_t densenet_scratch(int64_t n) { return make_layout(n).total; }
 
-template <int W, int P, int G, int V>
-static void dense_block(cudaError_t& err, cudaStream_t st, int layers, int c0, int ctot, int n, float* buf,
-                        float2* part, float* ws, const float* wt, const int* dst, const float* const* gamma,
+// The layers of a dense block; the input's partial statistics are in part.
+template <int W, int S, int KG>
+static void dense_block(cudaError_t& err, cudaStream_t st, int layers, int c0, int n, float* buf, float2* part,
+                        float2* stat, const float* wt, const int* dst, const float* const* gamma,
                         const float* const* beta, int& idx) {
-    const int npix = n * W * W;
-    const int tiles = (npix + 223) / 224;
-    const int cap = static_cast<int>((static_cast<int64_t>(n) * 802816) / (32LL * npix));
-    const double reduce_cost = 2.3 * npix / 31360.0 + 0.02;
+    using C = Cfg<W, S, KG, 9>;
+    const int npos = n * C::PW * C::PW;
+    const int tiles = (npos + C::MT - 1) / C::MT;
+    launch(err, finalize_kernel<W, C::PPR, S>, dim3(c0 / 32), 256, 0, 1, st, part, stat, n);
     for (int i = 0; i < layers; ++i, ++idx) {
         const int cin = c0 + 32 * i;
-        const int nch = cin / KC;
-        const int per = pick_per(tiles, nch, cap, reduce_cost);
-        const int S = (nch + per - 1) / per;
-        launch(err, dense_conv_kernel<W>, dim3(tiles, S), dim3(128), st, buf, ctot, cin, part, gamma[idx], beta[idx],
-               wt + dst[idx], ws, n, per);
-        launch(err, reduce_kernel<W * W, P, G, V>, dim3(32, n), dim3(P * G), st, ws, S, 32, n, buf, ctot, cin, part);
+        const int mode = i < 2 ? i : 2;
+        const int nn = i == 0 ? cin / 16 : 2;
+        const int nb = cin / 16 - nn;
+        launch(err, conv_kernel<W, S, KG, 9>, dim3(tiles * S), 256, C::SMEM, S, st, buf, nb, nn, mode, stat, part,
+               gamma[idx], beta[idx], reinterpret_cast<const uint4*>(wt + dst[idx - 1]),
+               buf + static_cast<int64_t>(cin) * npos, part + (cin / 32) * (kMaxPart * 32), n);
     }
+}
+
+// W: the width of the block that ends; W2, S2, KG2: the next block.
+template <int W, int S, int KG, int W2, int S2, int KG2>
+static void transition(cudaError_t& err, cudaStream_t st, int channels, int n, const float* buf, const float2* part,
+                       const float2* stat, float* tmp, float* buf2, float2* part2, float2* stat2, const float* wt,
+                       const int* dst, const float* const* gamma, const float* const* beta, int& idx) {
+    using C = Cfg<W, S, KG, 9>;
+    using D = Cfg<W2, S2, KG2, 1>;
+    const int npos = n * D::PW * D::PW;
+    const int tiles = (npos + D::MT - 1) / D::MT;
+    const int chunks = channels / 16;
+    const int per = (1056 + chunks - 1) / chunks;
+    const int most = (n * W2 * W2 + 63) / 64;
+    launch(err, trans_pool_kernel<W, C::PPR, S>, dim3(chunks, per < most ? per : most), 256, 0, 1, st, buf, stat,
+           part, gamma[idx], beta[idx], tmp, n);
+    launch(err, conv_kernel<W2, S2, KG2, 1>, dim3(tiles * S2, channels / 64), 256, D::SMEM, S2, st, tmp, 0, chunks,
+           0, stat2, part2, gamma[idx], beta[idx], reinterpret_cast<const uint4*>(wt + dst[idx - 1]), buf2, part2,
+           n);
+    ++idx;
 }
 
 // weights, gamma, beta: in order of the network; gamma[0] is the stem's batch norm (after conv 0), gamma[i] for
@@ -680,15 +1087,18 @@ extern "C" int densenet_forward(const float* x, const void* const* weights_v, co
     float* feat = scratch + l.feat;
     float* buf[4];
     float2* part[4];
+    float2* stat[4];
     for (int i = 0; i < 4; ++i) {
         buf[i] = scratch + l.buf[i];
         part[i] = reinterpret_cast<float2*>(scratch + l.part[i]);
+        stat[i] = reinterpret_cast<float2*>(scratch + l.stat[i]);
     }
     float2* part_stem = reinterpret_cast<float2*>(scratch + l.part_stem);
 
-    const float* gamma[kEntries + 1];
-    const float* beta[kEntries + 1];
-    for (int i = 0; i <= kEntries; ++i) {
+    constexpr int kConvs = kEntries + 1;
+    const float* gamma[kConvs + 1];
+    const float* beta[kConvs + 1];
+    for (int i = 0; i <= kConvs; ++i) {
         gamma[i] = static_cast<const float*>(gamma_v[i]);
         beta[i] = static_cast<const float*>(beta_v[i]);
     }
@@ -698,75 +1108,78 @@ extern "C" int densenet_forward(const float* x, const void* const* weights_v, co
     static const int total[4] = {256, 512, 1024, 1024};
 
     Table tab;
-    int count = 0, at = 0, tiles = 0;
-    auto add = [&](int M, int K) {
-        tab.src[count] = static_cast<const float*>(weights_v[count]);
+    int count = 0, at = 9408, tiles = 0;
+    auto add = [&](int M, int K, int taps) {
+        tab.src[count] = static_cast<const float*>(weights_v[count + 1]);
         tab.dst[count] = at;
-        tab.M[count] = M;
         tab.K[count] = K;
         tab.start[count] = tiles;
         at += M * K;
-        tiles += (M / 32) * ((K + 31) / 32);
+        tiles += (M / 32) * (K / (16 * taps));
         ++count;
     };
-    add(64, 147);
     for (int b = 0; b < 4; ++b) {
-        for (int i = 0; i < layers[b]; ++i) add(32, (first[b] + 32 * i) * 9);
-        if (b < 3) add(total[b] / 2, total[b]);
+        for (int i = 0; i < layers[b]; ++i) add(32, (first[b] + 32 * i) * 9, 9);
+        if (b < 3) add(total[b] / 2, total[b], 1);
     }
     tab.start[count] = tiles;
+    tab.stem = static_cast<const float*>(weights_v[0]);
     if (count != kEntries || at != static_cast<int>(kWeightFloats)) return -1;
 
     cudaError_t err = cudaSuccess;
-    launch(err, transpose_kernel, dim3(tiles), dim3(256), st, tab, wt);
-    launch(err, stem_conv_kernel, dim3(56, n, 2), dim3(128), st, x, wt, ws);
-    launch(err, stem_stats_kernel, dim3(64, n), dim3(448), st, ws, part_stem, n);
-    launch(err, stem_pool_kernel, dim3(64, n), dim3(448), st, ws, part_stem, gamma[0], beta[0], buf[0], 256, part[0],
-           n);
+    prepare<56, 1, 1, 9>(err);
+    prepare<28, 4, 1, 9>(err);
+    prepare<14, 8, 1, 9>(err);
+    prepare<7, 8, 2, 9>(err);
+    prepare<28, 4, 1, 1>(err);
+    prepare<14, 8, 1, 1>(err);
+    prepare<7, 8, 2, 1>(err);
+    if (err != cudaSuccess) return static_cast<int>(err);
+
+    launch(err, prep_kernel, dim3(tiles + kStemBlocks), 256, 0, 1, st, tab, wt);
+    launch(err, stem_conv_kernel, dim3(56, n, 2), 128, 0, 1, st, x, wt, ws);
+    launch(err, stem_stats_kernel, dim3(64, n), 448, 0, 1, st, ws, part_stem, n);
+    launch(err, stem_pool_kernel, dim3((n * 3249 + 255) / 256, 2), 256, 0, 1, st, ws, part_stem, gamma[0], beta[0],
+           buf[0], part[0], n);
     int idx = 1;
+    dense_block<56, 1, 1>(err, st, 6, 64, n, buf[0], part[0], stat[0], wt, tab.dst, gamma, beta, idx);
+    transition<56, 1, 1, 28, 4, 1>(err, st, 256, n, buf[0], part[0], stat[0], tmp, buf[1], part[1], stat[1], wt,
+                                   tab.dst, gamma, beta, idx);
+    dense_block<28, 4, 1>(err, st, 12, 128, n, buf[1], part[1], stat[1], wt, tab.dst, gamma, beta, idx);
+    transition<28, 4, 1, 14, 8, 1>(err, st, 512, n, buf[1], part[1], stat[1], tmp, buf[2], part[2], stat[2], wt,
+                                   tab.dst, gamma, beta, idx);
+    dense_block<14, 8, 1>(err, st, 24, 256, n, buf[2], part[2], stat[2], wt, tab.dst, gamma, beta, idx);
+    transition<14, 8, 1, 7, 8, 2>(err, st, 1024, n, buf[2], part[2], stat[2], tmp, buf[3], part[3], stat[3], wt,
+                                  tab.dst, gamma, beta, idx);
+    dense_block<7, 8, 2>(err, st, 16, 512, n, buf[3], part[3], stat[3], wt, tab.dst, gamma, beta, idx);
 
-    dense_block<56, 448, 1, 7>(err, st, 6, 64, 256, n, buf[0], part[0], ws, wt, tab.dst, gamma, beta, idx);
-    launch(err, trans_pool_kernel<56>, dim3(256, 5), dim3(256), st, buf[0], 256, part[0], gamma[idx], beta[idx], tmp,
-           n);
-    launch(err, gemm_kernel, dim3((n * 784 + 63) / 64, 2, 2), dim3(256), st, wt + tab.dst[idx], tmp, ws, 128,
-           n * 784);
-    launch(err, reduce_kernel<784, 416, 2, 2>, dim3(128, n), dim3(832), st, ws, 2, 128, n, buf[1], 512, 0, part[1]);
-    ++idx;
-
-    dense_block<28, 416, 2, 2>(err, st, 12, 128, 512, n, buf[1], part[1], ws, wt, tab.dst, gamma, beta, idx);
-    launch(err, trans_pool_kernel<28>, dim3(512, 2), dim3(256), st, buf[1], 512, part[1], gamma[idx], beta[idx], tmp,
-           n);
-    launch(err, gemm_kernel, dim3((n * 196 + 63) / 64, 4, 4), dim3(256), st, wt + tab.dst[idx], tmp, ws, 256,
-           n * 196);
-    launch(err, reduce_kernel<196, 224, 4, 1>, dim3(256, n), dim3(896), st, ws, 4, 256, n, buf[2], 1024, 0, part[2]);
-    ++idx;
-
-    dense_block<14, 224, 4, 1>(err, st, 24, 256, 1024, n, buf[2], part[2], ws, wt, tab.dst, gamma, beta, idx);
-    launch(err, trans_pool_kernel<14>, dim3(1024, 1), dim3(256), st, buf[2], 1024, part[2], gamma[idx], beta[idx],
-           tmp, n);
-    launch(err, gemm_kernel, dim3((n * 49 + 63) / 64, 8, 8), dim3(256), st, wt + tab.dst[idx], tmp, ws, 512, n * 49);
-    launch(err, reduce_kernel<49, 64, 8, 1>, dim3(512, n), dim3(512), st, ws, 8, 512, n, buf[3], 1024, 0, part[3]);
-    ++idx;
-
-    dense_block<7, 64, 8, 1>(err, st, 16, 512, 1024, n, buf[3], part[3], ws, wt, tab.dst, gamma, beta, idx);
-
-    launch(err, final_pool_kernel, dim3(128, n), dim3(256), st, buf[3], part[3], gamma[idx], beta[idx], feat, n);
-    launch(err, linear_kernel, dim3(classes, n), dim3(256), st, feat, fc_w, fc_b, out, classes);
+    launch(err, final_pool_kernel<Cfg<7, 8, 2, 9>::PPR, 8>, dim3(64), 256, 0, 1, st, buf[3], stat[3], part[3],
+           gamma[idx], beta[idx], feat, n);
+    launch(err, linear_kernel, dim3(classes, n), 256, 0, 1, st, feat, fc_w, fc_b, out, classes);
     const cudaError_t last = cudaGetLastError();
     return static_cast<int>(err != cudaSuccess ? err : last);
 }
 """
 
-library = ctypes.CDLL(
-    load_inline(
-        name="densenet121_fp32_fused",
-        cpp_sources=[""],
-        cuda_sources=[SOURCE],
-        extra_cuda_cflags=["-O3", "-std=c++17"],
-        no_implicit_headers=True,
-        is_python_module=False,
+# wgmma needs the architecture-specific target.
+_arch_before = os.environ.get("TORCH_CUDA_ARCH_LIST")
+os.environ["TORCH_CUDA_ARCH_LIST"] = "9.0a"
+try:
+    library = ctypes.CDLL(
+        load_inline(
+            name="densenet121_fp32_wgmma_cluster",
+            cpp_sources=[""],
+            cuda_sources=[SOURCE],
+            extra_cuda_cflags=["-O3", "-std=c++17"],
+            no_implicit_headers=True,
+            is_python_module=False,
+        )
     )
-)
+finally:
+    if _arch_before is None:
+        del os.environ["TORCH_CUDA_ARCH_LIST"]
+    else:
+        os.environ["TORCH_CUDA_ARCH_LIST"] = _arch_before
 densenet_scratch = library.densenet_scratch
 densenet_scratch.argtypes = [ctypes.c_int64]
 densenet_scratch.restype = ctypes.c_int64
@@ -848,8 +1261,8 @@ class ModelNew(nn.Module):
         self._scratch = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if tuple(x.shape[1:]) != (3, 224, 224) or x.dtype != torch.float32:
-            raise ValueError("specialised for float32 inputs of shape (N, 3, 224, 224)")
+        if tuple(x.shape[1:]) != (3, 224, 224) or x.dtype != torch.float32 or not 1 <= x.shape[0] <= 10:
+            raise ValueError("specialised for float32 inputs of shape (N, 3, 224, 224), N <= 10")
         with torch.no_grad():
             x = x.contiguous()
             n = x.shape[0]

@@ -4,6 +4,37 @@ import torch
 from torch import nn
 from torch.utils.cpp_extension import load_inline
 
+
+def wgmma_source(n, kind):
+    """A wrapper of wgmma m64 x n x k16, fp16 with fp32 accumulators, B in shared memory, K-major.
+
+    A: "rs" in registers, "ss" in shared memory (K-major), "ts" in shared memory (M-major).
+    """
+    count = n // 2
+    d = ", ".join(f"%{i}" for i in range(count))
+    outs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    if kind == "rs":
+        a_type = "const uint32_t (&a)[4]"
+        a_text = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
+        a_ops = ", ".join(f'"r"(a[{i}])' for i in range(4))
+        at, tail = count + 4, "1, 1, 0"
+    else:
+        a_type = "uint64_t a"
+        a_text, a_ops = f"%{count}", '"l"(a)'
+        at, tail = count + 1, "1, 1, 0, 0" if kind == "ss" else "1, 1, 1, 0"
+    return (
+        f"__device__ __forceinline__ void wgmma_{kind}(float (&d)[{count}], {a_type}, uint64_t b, int keep) {{\n"
+        f'    asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{at + 1}, 0; "\n'
+        f'        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 "\n'
+        f'        "{{{d}}}, {a_text}, %{at}, p, {tail}; }}"\n'
+        f"        : {outs}\n"
+        f'        : {a_ops}, "l"(b), "r"(keep));\n'
+        "}\n"
+    )
+
+
+WGMMA = "".join(wgmma_source(n, "ss") for n in (96, 88, 64, 56)) + wgmma_source(40, "ts") + wgmma_source(160, "rs")
+
 SOURCE = r"""
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -17,8 +48,9 @@ constexpr int CO = 480;
 constexpr double COUNT = 501760.0;
 constexpr double EPS = 1e-5;
 constexpr float SY = 8.0f;       // scale of the depthwise output before it is split
-constexpr int COVX_BLOCKS = 132;
-constexpr int COVY_BLOCKS = 264;
+constexpr int P1_BLOCKS = 132;
+constexpr int COVP = CI * 248;   // floats of a block's covariance
+constexpr int DW_WALKERS = 88;   // three blocks each, one for each group
 
 // ---------------------------------------------------------------- helpers
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
@@ -117,232 +149,390 @@ __device__ __forceinline__ float block_max(float v, float* red) {
     return s;
 }
 
-// ---------------------------------------------------------------- 1: conv1 (1x1, 3 groups of 80 -> 40) in fp32
-// Grid (196 tiles of 256 pixels, 3 groups, 10 images), 128 threads: 4 pixels x 20 outputs a thread.
-constexpr int W1P = 44;
-__global__ void __launch_bounds__(128, 3) conv1_kernel(const float* __restrict__ x, const float* __restrict__ w1,
-                                                       float* __restrict__ y1, float* __restrict__ xpart,
-                                                       float* __restrict__ apart, float2* __restrict__ st1) {
-    __shared__ __align__(16) float ws[80 * W1P];
-    __shared__ float xs[80 * 64];
-    __shared__ float am[4];
-    const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-    const int tile = blockIdx.x, g = blockIdx.y, n = blockIdx.z;
-    for (int i = tid; i < 3200; i += 128) {
-        const int o = i / 80, k = i - o * 80;
-        ws[k * W1P + o] = w1[g * 3200 + i];
-    }
-    __syncthreads();
-    const int half = tid >> 6, l = tid & 63;
-    const int p0 = tile * 256 + l * 4;
-    const float* xp = x + static_cast<int64_t>(n * CI + g * 80) * HW + p0;
-    float acc[20][4];
+// ---------------------------------------------------------------- wgmma
+__device__ __forceinline__ void wg_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wg_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wg_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+template <int N>
+__device__ __forceinline__ void hold(float (&d)[N]) {
 #pragma unroll
-    for (int o = 0; o < 20; ++o) {
-        acc[o][0] = 0.0f; acc[o][1] = 0.0f; acc[o][2] = 0.0f; acc[o][3] = 0.0f;
-    }
-    float amax = 0.0f;
-    for (int kb = 0; kb < 80; kb += 8) {
-        float4 v[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-            v[j] = __ldg(reinterpret_cast<const float4*>(xp + static_cast<int64_t>(kb + j) * HW));
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            const int k = kb + j;
-            if ((j & 1) == half) {
-                xs[k * 64 + l] = (v[j].x + v[j].y) + (v[j].z + v[j].w);
-                amax = fmaxf(amax, fmaxf(fmaxf(fabsf(v[j].x), fabsf(v[j].y)), fmaxf(fabsf(v[j].z), fabsf(v[j].w))));
-            }
-            const float* wr = ws + k * W1P + half * 20;
-#pragma unroll
-            for (int q = 0; q < 5; ++q) {
-                const float4 w = *reinterpret_cast<const float4*>(wr + q * 4);
-                const float wv[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    acc[q * 4 + e][0] = fmaf(wv[e], v[j].x, acc[q * 4 + e][0]);
-                    acc[q * 4 + e][1] = fmaf(wv[e], v[j].y, acc[q * 4 + e][1]);
-                    acc[q * 4 + e][2] = fmaf(wv[e], v[j].z, acc[q * 4 + e][2]);
-                    acc[q * 4 + e][3] = fmaf(wv[e], v[j].w, acc[q * 4 + e][3]);
-                }
-            }
-        }
-    }
-    amax = warp_max(amax);
-    if (lane == 0) am[warp] = amax;
-    const int c0 = g * 40 + half * 20;
-    float* yp = y1 + static_cast<int64_t>(n * CM + c0) * HW + p0;
-#pragma unroll
-    for (int o = 0; o < 20; ++o) {
-        *reinterpret_cast<float4*>(yp + static_cast<int64_t>(o) * HW) =
-            make_float4(acc[o][0], acc[o][1], acc[o][2], acc[o][3]);
-        const float mean = warp_sum((acc[o][0] + acc[o][1]) + (acc[o][2] + acc[o][3])) * (1.0f / 128.0f);
-        const float d0 = acc[o][0] - mean, d1 = acc[o][1] - mean, d2 = acc[o][2] - mean, d3 = acc[o][3] - mean;
-        const float m2 = warp_sum((d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3));
-        if (lane == 0) st1[(c0 + o) * 3920 + (n * 196 + tile) * 2 + (warp & 1)] = make_float2(mean, m2);
-    }
-    __syncthreads();
-    for (int k = warp; k < 80; k += 4) {
-        const float s = warp_sum(xs[k * 64 + lane] + xs[k * 64 + 32 + lane]);
-        if (lane == 0) xpart[(g * 80 + k) * 1960 + n * 196 + tile] = s;
-    }
-    if (tid == 0) apart[(n * 3 + g) * 196 + tile] = fmaxf(fmaxf(am[0], am[1]), fmaxf(am[2], am[3]));
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
 }
-
-// ---------------------------------------------------------------- 2: means of x, bn1, scale of x
-__global__ void __launch_bounds__(256) finish1_kernel(const float* __restrict__ xpart, const float* __restrict__ apart,
-                                                      const float2* __restrict__ st1, const float* __restrict__ g1,
-                                                      const float* __restrict__ b1, float* __restrict__ mx,
-                                                      float* __restrict__ bn1, float* __restrict__ sxp) {
+__device__ __forceinline__ void hold4(uint32_t (&d)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(d[i]) :: "memory");
+}
+// (f0, f1) as a pair of high and a pair of low fp16
+__device__ __forceinline__ void split_pair(float f0, float f1, uint32_t& high, uint32_t& low) {
+    const __half2 h = __floats2half2_rn(f0, f1);
+    const float2 b = __half22float2(h);
+    const __half2 l = __floats2half2_rn(f0 - b.x, f1 - b.y);
+    high = *reinterpret_cast<const uint32_t*>(&h);
+    low = *reinterpret_cast<const uint32_t*>(&l);
+}
+@WGMMA@
+// ---------------------------------------------------------------- 1: a sample of x: shift and magnitude of each channel
+__global__ void __launch_bounds__(256) sample_kernel(const float* __restrict__ x, float* __restrict__ shift,
+                                                     float* __restrict__ smax) {
     __shared__ double red[8];
     __shared__ float redf[8];
-    const int b = blockIdx.x, tid = threadIdx.x;
-    if (b < CI) {
-        double s = 0.0;
-        for (int i = tid; i < 1960; i += 256) s += static_cast<double>(xpart[b * 1960 + i]);
-        s = block_sum(s, red);
-        if (tid == 0) mx[b] = static_cast<float>(s / COUNT);
-    } else if (b < CI + CM) {
-        const int c = b - CI;
-        double s = 0.0;
-        for (int i = tid; i < 3920; i += 256) s += static_cast<double>(st1[c * 3920 + i].x);
-        const double mean = block_sum(s, red) / 3920.0;
-        double q = 0.0;
-        for (int i = tid; i < 3920; i += 256) {
-            const float2 v = st1[c * 3920 + i];
-            const double d = static_cast<double>(v.x) - mean;
-            q += static_cast<double>(v.y) + 128.0 * d * d;
-        }
-        q = block_sum(q, red);
-        if (tid == 0) {
-            bn1[c] = static_cast<float>(mean);
-            bn1[CM + c] = static_cast<float>(static_cast<double>(g1[c]) / sqrt(q / COUNT + EPS));
-            bn1[2 * CM + c] = b1[c];
-        }
-    } else {
-        float m = 0.0f;
-        for (int i = tid; i < 5880; i += 256) m = fmaxf(m, apart[i]);
-        m = block_max(m, redf);
-        if (tid == 0) sxp[0] = pow2_for(m, 14);   // |x - mean| <= 2 max, so scaled below 2^15
+    const int c = blockIdx.x, tid = threadIdx.x;
+    float v[20];
+    double s = 0.0;
+#pragma unroll
+    for (int j = 0; j < 20; ++j) {                        // 10 images x 16 pieces x 32 pixels
+        const int i = j * 256 + tid;
+        const int n = i >> 9, piece = (i >> 5) & 15, p = i & 31;
+        v[j] = __ldg(x + static_cast<int64_t>(n * CI + c) * HW + piece * 3136 + p);
+        s += static_cast<double>(v[j]);
+    }
+    s = block_sum(s, red);
+    const float mean = static_cast<float>(s / 5120.0);
+    float m = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 20; ++j) m = fmaxf(m, fabsf(v[j] - mean));
+    m = block_max(m, redf);
+    if (tid == 0) {
+        shift[c] = mean;
+        smax[c] = m;
     }
 }
 
-// ---------------------------------------------------------------- 3: covariance of x
-// 15 warps: the 15 upper tiles of 48 x 48 of the 240 x 240 matrix. Chunks of 32 pixels.
-constexpr int CXP = 40;                                  // pitch in halves
-constexpr int COVX_STAGE = CI * 32 * 4;                  // 30720
-constexpr int COVX_TILE = CI * CXP * 2;                  // 19200
-constexpr int COVX_FLUSH = 15 * 18 * 32 * 16;            // 138240
-constexpr int COVX_SMEM = COVX_STAGE + 2 * COVX_TILE + COVX_FLUSH;
-constexpr int COVX_CHUNKS = NB * (HW / 32);              // 15680
+// ---------------------------------------------------------------- 2: conv1 and covariance of x, one pass over x
+// Chunks of 64 pixels x 240 channels. Tiles (high, low) of 248 rows of 128 bytes with the 128-byte swizzle, two
+// buffers; row 240 is one, so column 240 of the covariance is the sum of the channel. Warpgroup 0: rows 0..63 and
+// 176..239, warpgroup 1: rows 64..191 of the upper triangle. conv1: M = 64 pixels (the tile read M-major), N = 40, K = 80.
+constexpr int P1_TILE = 248 * 128;                       // 31744
+constexpr int P1_BUFFER = 2 * P1_TILE;                   // 63488
+constexpr int P1_RAW = CI * 64 * 4;                      // 61440
+constexpr int P1_WG = 40 * 80 * 2;                       // 6400: one group, high or low
+constexpr int P1_SMEM = 2 * P1_BUFFER + P1_RAW + 6 * P1_WG + 1024;
+constexpr int P1_CHUNKS = NB * (HW / 64);                // 7840
 
-__global__ void __launch_bounds__(480, 1) covx_kernel(const float* __restrict__ x, const float* __restrict__ mx,
-                                                      const float* __restrict__ sxp, float* __restrict__ covp) {
-    extern __shared__ __align__(128) unsigned char smem[];
-    float* stage = reinterpret_cast<float*>(smem);
-    unsigned char* high = smem + COVX_STAGE;
-    unsigned char* low = high + COVX_TILE;
-    float4* flush = reinterpret_cast<float4*>(low + COVX_TILE);
-    __shared__ float means[CI];
-    const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-    const float sx = sxp[0];
-    if (tid < CI) means[tid] = mx[tid];
-    float4* mine = flush + warp * 18 * 32 + lane;
+__device__ __forceinline__ uint64_t swizzled_desc(uint32_t address) {
+    return static_cast<uint64_t>((address >> 4) & 0x3FFFu) | (static_cast<uint64_t>(1) << 16) |
+           (static_cast<uint64_t>(1024 >> 4) << 32) | (static_cast<uint64_t>(1) << 62);
+}
+// partial covariance of a chunk: 64 rows x 2 N columns, 64 pixels
+template <int N>
+__device__ __forceinline__ void cov_issue(float (&t)[N], uint64_t a, uint64_t b) {
+    constexpr int LOW = P1_TILE >> 4;
+    wg_fence();
 #pragma unroll
-    for (int i = 0; i < 18; ++i) mine[i * 32] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    __syncthreads();
-    int ti = 0, rest = warp;
-    while (rest >= 5 - ti) { rest -= 5 - ti; ++ti; }
-    const int tj = ti + rest;
+    for (int k = 0; k < 4; ++k) {                         // the small products first
+        wgmma_ss(t, a + 2 * k, b + (2 * k + LOW), k > 0 ? 1 : 0);
+        wgmma_ss(t, a + (2 * k + LOW), b + 2 * k, 1);
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma_ss(t, a + 2 * k, b + 2 * k, 1);
+    wg_commit();
+}
+template <int N>
+__device__ __forceinline__ void cov_collect(float (&s)[N], float (&t)[N]) {
+    wg_wait();
+    hold(t);
+#pragma unroll
+    for (int i = 0; i < N; ++i) s[i] += t[i];
+}
+template <int N>
+__device__ __forceinline__ void cov_clear(float (&s)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) s[i] = 0.0f;
+}
+// real units: the values carry the scale twice, those of column 240 once
+template <int N>
+__device__ __forceinline__ void cov_store(const float (&s)[N], float* __restrict__ to, int row, int col, int first,
+                                          float inv) {
+#pragma unroll
+    for (int j = 0; j < N / 4; ++j) {
+        const int c = col + 8 * j;
+        const float f = c == CI ? 1.0f : inv;
+        if (row >= first)
+            *reinterpret_cast<float2*>(to + row * 248 + c) = make_float2(s[4 * j] * inv * f, s[4 * j + 1] * inv * f);
+        if (row + 8 >= first)
+            *reinterpret_cast<float2*>(to + (row + 8) * 248 + c) =
+                make_float2(s[4 * j + 2] * inv * f, s[4 * j + 3] * inv * f);
+    }
+}
 
-    const int first = static_cast<int>(static_cast<int64_t>(blockIdx.x) * COVX_CHUNKS / COVX_BLOCKS);
-    const int last = static_cast<int>(static_cast<int64_t>(blockIdx.x + 1) * COVX_CHUNKS / COVX_BLOCKS);
-    const int row0 = tid >> 3, col = (tid & 7) * 4;      // four rows a thread: row0 + 60 i
-    auto fetch = [&](int t) {
-        const int n = t / (HW / 32), p = (t - n * (HW / 32)) * 32;
-        const float* from = x + static_cast<int64_t>(n * CI + row0) * HW + p + col;
+// rows row0 + 16 i: split what this thread itself has copied, then copy the same place of a later chunk
+template <int FROM, int END>
+__device__ __forceinline__ void pass_piece(const unsigned char* raw, uint32_t raw_s, const float* neg,
+                                           unsigned char* to, const float* __restrict__ ahead, float scale,
+                                           float& amax) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            cp_async16(shared_address(stage + (row0 + 60 * i) * 32 + col), from + static_cast<int64_t>(60 * i) * HW);
-    };
-    float acc[3][6][4];
+    for (int i = FROM; i < END; ++i) {
+        const float4 v = *reinterpret_cast<const float4*>(raw + i * 4096);
+        const float m = neg[16 * i];
+        const float f0 = fmaf(v.x, scale, m), f1 = fmaf(v.y, scale, m);
+        const float f2 = fmaf(v.z, scale, m), f3 = fmaf(v.w, scale, m);
+        amax = fmaxf(amax, fmaxf(fmaxf(fabsf(f0), fabsf(f1)), fmaxf(fabsf(f2), fabsf(f3))));
+        uint2 h, l;
+        split_pair(f0, f1, h.x, l.x);
+        split_pair(f2, f3, h.y, l.y);
+        *reinterpret_cast<uint2*>(to + i * 2048) = h;
+        *reinterpret_cast<uint2*>(to + P1_TILE + i * 2048) = l;
+    }
+    if (ahead != nullptr) {
 #pragma unroll
-    for (int a = 0; a < 3; ++a)
+        for (int i = FROM; i < END; ++i)
+            cp_async16(raw_s + i * 4096, ahead + static_cast<int64_t>(16 * i) * HW);
+    }
+}
+// conv1: 64 pixels x 40 outputs of group g. a: tile, b: weights of the group
+__device__ __forceinline__ void pass_conv(uint64_t a, uint64_t b, int g, int t, float* __restrict__ y1,
+                                          float y_factor) {
+    const int tid = threadIdx.x, lane = tid & 31;
+    float c[20];
+    wg_fence();
 #pragma unroll
-        for (int b = 0; b < 6; ++b)
+    for (int k = 0; k < 5; ++k) {
+        wgmma_ts(c, a + 128 * k, b + (80 * k + (P1_WG >> 4)), k > 0 ? 1 : 0);
+        wgmma_ts(c, a + (128 * k + (P1_TILE >> 4)), b + 80 * k, 1);
+    }
 #pragma unroll
-            for (int e = 0; e < 4; ++e) acc[a][b][e] = 0.0f;
-
-    const uint32_t a_off = static_cast<uint32_t>(((ti * 48 + (lane & 15)) * CXP + (lane >> 4) * 8) * 2);
-    const uint32_t b_off = static_cast<uint32_t>(
-        ((tj * 48 + (lane & 7) + ((lane >> 4) << 3)) * CXP + ((lane >> 3) & 1) * 8) * 2);
-    const uint32_t high_s = shared_address(high), low_s = shared_address(low);
-
-    auto empty = [&]() {
+    for (int k = 0; k < 5; ++k) wgmma_ts(c, a + 128 * k, b + 80 * k, 1);
+    wg_commit();
+    const int n = t / (HW / 64), p = (t - n * (HW / 64)) * 64 + ((tid >> 5) & 3) * 16 + (lane >> 2);
+    float* to = y1 + static_cast<int64_t>(n * CM + g * 40 + (lane & 3) * 2) * HW + p;
+    wg_wait();
+    hold(c);
 #pragma unroll
-        for (int a = 0; a < 3; ++a)
+    for (int j = 0; j < 5; ++j)
 #pragma unroll
-            for (int b = 0; b < 6; ++b) {
-                float4 f = mine[(a * 6 + b) * 32];
-                f.x += acc[a][b][0]; f.y += acc[a][b][1]; f.z += acc[a][b][2]; f.w += acc[a][b][3];
-                mine[(a * 6 + b) * 32] = f;
-                acc[a][b][0] = 0.0f; acc[a][b][1] = 0.0f; acc[a][b][2] = 0.0f; acc[a][b][3] = 0.0f;
-            }
-    };
-
-    fetch(first);
-    cp_commit();
-    int since = 0;
-    for (int t = first; t < last; ++t) {
-        cp_wait<0>();
-        __syncthreads();                                  // all warps are done with the tile of the chunk before
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {                     // a thread reads only what it copied itself
-            const int row = row0 + 60 * i;
-            const float4 v = *reinterpret_cast<const float4*>(stage + row * 32 + col);
-            uint2 h, l;
-            split4(v, means[row], sx, h, l);
-            *reinterpret_cast<uint2*>(high + (row * CXP + col) * 2) = h;
-            *reinterpret_cast<uint2*>(low + (row * CXP + col) * 2) = l;
+        for (int e = 0; e < 2; ++e) {
+            to[(8 * j + e) * HW] = c[4 * j + e] * y_factor;
+            to[(8 * j + e) * HW + 8] = c[4 * j + 2 + e] * y_factor;
         }
-        __syncthreads();
-        if (t + 1 < last) fetch(t + 1);
+}
+
+// Four products of 64 rows from A on x N columns from B on; OWN: the group of conv1 that this warpgroup always does.
+template <int OWN, int A0, int B0, int N0, int A1, int B1, int N1, int A2, int B2, int N2, int A3, int B3, int N3,
+          int FIRST3>
+__device__ __forceinline__ void pass_role(const float* __restrict__ x, float* __restrict__ y1,
+                                          float* __restrict__ covp, const float* neg, unsigned char* tiles,
+                                          float scale, float y_factor, float& amax) {
+    const int tid = threadIdx.x, lane = tid & 31;
+    const int row0 = tid >> 4, col = (tid & 15) * 4;
+    const int to_off = row0 * 128 + ((((col >> 3) ^ (row0 & 7)) << 4) | ((col & 4) << 1));
+    unsigned char* raw = tiles + 2 * P1_BUFFER + tid * 16;
+    const uint32_t raw_s = shared_address(raw);
+    const uint32_t base = shared_address(tiles);
+    const uint32_t weights = base + 2 * P1_BUFFER + P1_RAW;
+
+    float s0[N0 / 2], s1[N1 / 2], s2[N2 / 2], s3[N3 / 2];
+    cov_clear(s0);
+    cov_clear(s1);
+    cov_clear(s2);
+    cov_clear(s3);
+
+    auto source = [&](int t) -> const float* {
+        const int n = t / (HW / 64), p = (t - n * (HW / 64)) * 64;
+        return x + static_cast<int64_t>(n * CI + row0) * HW + p + col;
+    };
+    const float* my_neg = neg + row0;
+    // conv1's weights: no swizzle, 640 bytes between core matrices along K, 128 along N
+    const uint64_t wdesc = static_cast<uint64_t>((weights >> 4) & 0x3FFFu) |
+                           (static_cast<uint64_t>(640 >> 4) << 16) | (static_cast<uint64_t>(128 >> 4) << 32);
+    const uint64_t xdesc = swizzled_desc(base);
+    constexpr int XG = (80 * 128) >> 4, WG = (2 * P1_WG) >> 4;   // from group to group
+
+    const uint64_t da0 = swizzled_desc(base + A0 * 128), db0 = swizzled_desc(base + B0 * 128);
+    const uint64_t da1 = swizzled_desc(base + A1 * 128), db1 = swizzled_desc(base + B1 * 128);
+    const uint64_t da2 = swizzled_desc(base + A2 * 128), db2 = swizzled_desc(base + B2 * 128);
+    const uint64_t da3 = swizzled_desc(base + A3 * 128), db3 = swizzled_desc(base + B3 * 128);
+
+    {
+        const float* now = source(static_cast<int>(blockIdx.x));
+#pragma unroll
+        for (int i = 0; i < 15; ++i) cp_async16(raw_s + i * 4096, now + static_cast<int64_t>(16 * i) * HW);
         cp_commit();
-#pragma unroll
-        for (int ks = 0; ks < 2; ++ks) {
-            uint32_t ah[3][4], al[3][4];
-#pragma unroll
-            for (int a = 0; a < 3; ++a) {
-                ldsm4(ah[a], high_s + a_off + (a * 16 * CXP + ks * 16) * 2);
-                ldsm4(al[a], low_s + a_off + (a * 16 * CXP + ks * 16) * 2);
-            }
-#pragma unroll
-            for (int b = 0; b < 3; ++b) {
-                uint32_t bh[4], bl[4];
-                ldsm4(bh, high_s + b_off + (b * 16 * CXP + ks * 16) * 2);
-                ldsm4(bl, low_s + b_off + (b * 16 * CXP + ks * 16) * 2);
-#pragma unroll
-                for (int a = 0; a < 3; ++a) mma_pair(acc[a][2 * b], acc[a][2 * b + 1], ah[a], al[a], bh, bl);
-            }
-        }
-        if (++since == 8) { empty(); since = 0; }
+        cp_wait<0>();
+        pass_piece<0, 15>(raw, raw_s, my_neg, tiles + to_off, source(static_cast<int>(blockIdx.x) + P1_BLOCKS), scale, amax);
+        cp_commit();
     }
-    empty();
-    float* to = covp + static_cast<int64_t>(blockIdx.x) * 34560 + warp * 2304;
-#pragma unroll
-    for (int a = 0; a < 3; ++a)
-#pragma unroll
-        for (int b = 0; b < 6; ++b) {
-            const float4 f = mine[(a * 6 + b) * 32];
-            const int r = a * 16 + (lane >> 2), c = b * 8 + (lane & 3) * 2;
-            *reinterpret_cast<float2*>(to + r * 48 + c) = make_float2(f.x, f.y);
-            *reinterpret_cast<float2*>(to + (r + 8) * 48 + c) = make_float2(f.z, f.w);
+    fence_async();
+    asm volatile("bar.sync 1, 256;" ::: "memory");
+    int buffer = 0;
+#pragma unroll 1
+    for (int t = static_cast<int>(blockIdx.x); t < P1_CHUNKS; t += P1_BLOCKS) {
+        const int at = buffer * (P1_BUFFER >> 4);
+        const bool more = t + P1_BLOCKS < P1_CHUNKS;
+        const float* ahead = t + 2 * P1_BLOCKS < P1_CHUNKS ? source(t + 2 * P1_BLOCKS) : nullptr;
+        unsigned char* to = tiles + (buffer ^ 1) * P1_BUFFER + to_off;
+        {
+            float u[N0 / 2];
+            cov_issue(u, da0 + at, db0 + at);
+            if (more) {
+                cp_wait<0>();
+                pass_piece<0, 4>(raw, raw_s, my_neg, to, ahead, scale, amax);
+            }
+            cov_collect(s0, u);
         }
+        {
+            float u[N1 / 2];
+            cov_issue(u, da1 + at, db1 + at);
+            if (more) pass_piece<4, 8>(raw, raw_s, my_neg, to, ahead, scale, amax);
+            cov_collect(s1, u);
+        }
+        {
+            float u[N2 / 2];
+            cov_issue(u, da2 + at, db2 + at);
+            if (more) pass_piece<8, 12>(raw, raw_s, my_neg, to, ahead, scale, amax);
+            cov_collect(s2, u);
+        }
+        {
+            float u[N3 / 2];
+            cov_issue(u, da3 + at, db3 + at);
+            if (more) {
+                pass_piece<12, 15>(raw, raw_s, my_neg, to, ahead, scale, amax);
+                cp_commit();
+            }
+            cov_collect(s3, u);
+        }
+        pass_conv(xdesc + (at + OWN * XG), wdesc + OWN * WG, OWN, t, y1, y_factor);
+        if (buffer == (OWN >> 1)) pass_conv(xdesc + (at + XG), wdesc + WG, 1, t, y1, y_factor);         // the middle group in turn
+        fence_async();
+        asm volatile("bar.sync 1, 256;" ::: "memory");
+        buffer ^= 1;
+    }
+    float* to = covp + static_cast<int64_t>(blockIdx.x) * COVP;
+    const int row = ((tid >> 5) & 3) * 16 + (lane >> 2), column = (lane & 3) * 2;
+    const float inv = 1.0f / scale;
+    cov_store(s0, to, A0 + row, B0 + column, 0, inv);
+    cov_store(s1, to, A1 + row, B1 + column, 0, inv);
+    cov_store(s2, to, A2 + row, B2 + column, 0, inv);
+    cov_store(s3, to, A3 + row, B3 + column, FIRST3, inv);
 }
 
-// ---------------------------------------------------------------- 4: bn1 + ReLU + depthwise 3x3
-// Grid (4 strips of 56 rows, 1200 planes), block (56, 4): 4 columns x 14 rows a thread.
+__global__ void __launch_bounds__(256, 1) pass_kernel(const float* __restrict__ x, const float* __restrict__ w1,
+                                                      const float* __restrict__ shift, const float* __restrict__ smax,
+                                                      float* __restrict__ bmax, float* __restrict__ y1,
+                                                      float* __restrict__ covp, int again) {
+    extern __shared__ __align__(128) unsigned char smem[];
+    __shared__ float neg[CI];
+    __shared__ float redf[8];
+    const int tid = threadIdx.x;
+    float scale = pow2_for(block_max(tid < CI ? smax[tid] : 0.0f, redf), 7);
+    if (again) {                                          // only if the sample was too small a guide
+        const float m = block_max(tid < P1_BLOCKS ? bmax[tid] : 0.0f, redf);
+        if (m * scale <= 60000.0f) return;
+        scale = pow2_for(m, 14);
+    }
+    unsigned char* tiles = smem + ((1024u - (shared_address(smem) & 1023u)) & 1023u);
+    unsigned char* weights = tiles + 2 * P1_BUFFER + P1_RAW;
+    if (tid < CI) neg[tid] = -(shift[tid] * scale);
+    float wm = 0.0f;
+    for (int i = tid; i < CM * 80; i += 256) wm = fmaxf(wm, fabsf(w1[i]));
+    const float sw = pow2_for(block_max(wm, redf), 10);
+    for (int i = tid; i < CM * 80; i += 256) {
+        const int g = i / 3200, j = i - g * 3200, o = j / 80, c = j - o * 80;
+        const float v = w1[i] * sw;
+        const __half h = __float2half_rn(v);
+        unsigned char* to = weights + g * 2 * P1_WG + ((c >> 3) * 5 + (o >> 3)) * 128 + (o & 7) * 16 + (c & 7) * 2;
+        *reinterpret_cast<__half*>(to) = h;
+        *reinterpret_cast<__half*>(to + P1_WG) = __float2half_rn(v - __half2float(h));
+    }
+    for (int i = tid; i < 1024; i += 256) {               // rows 240..247: one row of ones in the high tile, else zero
+        const int tile = i >> 8, word = i & 255;
+        *reinterpret_cast<uint32_t*>(tiles + tile * P1_TILE + CI * 128 + word * 4) =
+            ((tile & 1) == 0 && word < 32) ? 0x3C003C00u : 0u;
+    }
+    fence_async();
+    __syncthreads();
+    const float y_factor = (1.0f / sw) * (1.0f / scale);
+    float amax = 0.0f;
+    if (tid < 128)
+        pass_role<0, 0, 0, 96, 0, 96, 96, 0, 192, 56, 176, 192, 56, 192>(x, y1, covp, neg, tiles, scale, y_factor, amax);
+    else
+        pass_role<2, 64, 64, 96, 64, 160, 88, 128, 128, 64, 128, 192, 56, 0>(x, y1, covp, neg, tiles, scale, y_factor,
+                                                                             amax);
+    amax = block_max(amax, redf);
+    if (!again && tid == 0) bmax[blockIdx.x] = amax / scale;
+}
+
+// ---------------------------------------------------------------- 3: sum the covariances (about the shift) of the blocks
+// 930 blocks: 64 entries x 4 slices of 33 blocks.
+__global__ void __launch_bounds__(256) reduce_x_kernel(const float* __restrict__ covp, const float* __restrict__ shift,
+                                                       double* __restrict__ covx, double* __restrict__ dx,
+                                                       float* __restrict__ mx) {
+    __shared__ double part[256];
+    const int tid = threadIdx.x;
+    const int i = blockIdx.x * 64 + (tid & 63), slice = tid >> 6;
+    const int row = i / 248, column = i - row * 248;
+    const bool used = column <= CI && (column >> 6) >= (row >> 6);   // upper triangle of blocks of 64
+    double s = 0.0;
+    if (used) {
+        const float* from = covp + static_cast<int64_t>(slice * 33) * COVP + i;
+#pragma unroll 11
+        for (int b = 0; b < 33; ++b) s += static_cast<double>(from[static_cast<int64_t>(b) * COVP]);
+    }
+    part[tid] = s;
+    __syncthreads();
+    if (slice == 0 && used) {
+        const double v = (part[tid] + part[tid + 64] + part[tid + 128] + part[tid + 192]) / COUNT;
+        if (column == CI) {
+            dx[row] = v;
+            mx[row] = static_cast<float>(static_cast<double>(shift[row]) + v);
+        } else {
+            covx[row * CI + column] = v;
+            if ((column >> 6) > (row >> 6)) covx[column * CI + row] = v;
+        }
+    }
+}
+
+// ---------------------------------------------------------------- 4: bn1 from the covariance of x, scale of x
+// y1 = w (x - shift): mean w.d, variance w'Cw - mean^2
+__global__ void __launch_bounds__(256) bn1_kernel(const double* __restrict__ covx, const double* __restrict__ dx,
+                                                  const float* __restrict__ w1, const float* __restrict__ g1,
+                                                  const float* __restrict__ b1, const float* __restrict__ w2,
+                                                  const float* __restrict__ bmax, float* __restrict__ bn1,
+                                                  float* __restrict__ sh2, float* __restrict__ sxp) {
+    __shared__ double red[8];
+    __shared__ float redf[8];
+    __shared__ float w[80];
+    const int tid = threadIdx.x, o = blockIdx.x;
+    if (o == CM) {
+        const float m = block_max(tid < P1_BLOCKS ? bmax[tid] : 0.0f, redf);
+        if (tid == 0) sxp[0] = pow2_for(m, 14);           // |x - mean| <= 2 max |x - shift|, so scaled below 2^15
+        return;
+    }
+    const int first = (o / 40) * 80;
+    if (tid < 80) w[tid] = w1[o * 80 + tid];
+    __syncthreads();
+    double a = 0.0, d = 0.0;
+    if (tid < 80) {
+#pragma unroll 8
+        for (int i = 0; i < 80; ++i) a += static_cast<double>(w[i]) * covx[(first + i) * CI + first + tid];
+        a *= static_cast<double>(w[tid]);
+        d = static_cast<double>(w[tid]) * dx[first + tid];
+    }
+    const double mean = block_sum(d, red);
+    double var = block_sum(a, red) - mean * mean;
+    if (var < 0.0) var = 0.0;
+    if (tid == 0) {
+        const double g = static_cast<double>(g1[o]), b = static_cast<double>(b1[o]);
+        const double inv = g / sqrt(var + EPS);
+        bn1[o] = static_cast<float>(mean);
+        bn1[CM + o] = static_cast<float>(inv);
+        bn1[2 * CM + o] = b1[o];
+        // about the mean of the depthwise output: that of normal data after bn1 and ReLU, times the sum of the weights
+        const double sd = fabs(inv) * sqrt(var);
+        double r = b > 0.0 ? b : 0.0;
+        if (sd > 0.0) {
+            const double z = b / sd;
+            r = b * 0.5 * erfc(-z * 0.7071067811865476) + sd * 0.3989422804014327 * exp(-0.5 * z * z);
+        }
+        double s = 0.0;
+        for (int i = 0; i < 9; ++i) s += static_cast<double>(w2[o * 9 + i]);
+        sh2[o] = static_cast<float>(r * s);
+    }
+}
+
+// ---------------------------------------------------------------- 5: bn1 + ReLU + depthwise 3x3 and covariances of its output
+// 264 blocks: group q = block % 3 of 40 shuffled channels, tiles of 8 rows x 32 columns. 320 of the 384 threads compute 4
+// columns x 8 rows of one channel; then warp = (strip of 16 rows, slice of 64 pixels) of the 48 x 48 covariance.
 __device__ __forceinline__ float bn_relu(float v, float m, float s, float b) {
     const float r = fmaf(v - m, s, b);
     return r < 0.0f ? 0.0f : r;
@@ -363,206 +553,156 @@ __device__ __forceinline__ void load_row(float (&r)[6], const float* __restrict_
         for (int i = 0; i < 6; ++i) r[i] = 0.0f;
     }
 }
-__global__ void __launch_bounds__(224) depthwise_kernel(const float* __restrict__ y1, const float* __restrict__ w2,
-                                                        const float* __restrict__ bn1, float* __restrict__ y2,
-                                                        float* __restrict__ part2) {
-    __shared__ float red[7];
-    const int tx = threadIdx.x, ty = threadIdx.y;
-    const int plane = blockIdx.y, n = plane / CM, c = plane - n * CM;
-    const float m = bn1[c], s = bn1[CM + c], b = bn1[2 * CM + c];
+constexpr int DWP = 264;                                 // pitch in halves
+constexpr int DW_TILE = 48 * DWP * 2;                    // 25344
+constexpr int DW_SMEM = 2 * DW_TILE;
+constexpr int DW_TILES = NB * 28 * 7;                    // 1960
+
+__global__ void __launch_bounds__(384, 2) depthwise_kernel(const float* __restrict__ y1, const float* __restrict__ w2,
+                                                           const float* __restrict__ bn1, const float* __restrict__ sh2,
+                                                           float* __restrict__ y2, float* __restrict__ part2,
+                                                           float* __restrict__ covyp) {
+    extern __shared__ __align__(128) unsigned char smem[];
+    const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+    const int q = static_cast<int>(blockIdx.x % 3), walker = static_cast<int>(blockIdx.x / 3);
+    const bool active = tid < 320;
+    const int i = active ? tid >> 3 : 0, l = tid & 7;
+    const int shuffled = q * 40 + i, c = (shuffled % 3) * 40 + shuffled / 3;
+    const int strip = warp % 3, slice = warp / 3;
+    for (int k = tid; k < 2 * DW_TILE / 4; k += 384) reinterpret_cast<uint32_t*>(smem)[k] = 0u;
+    const float m = bn1[c], s = bn1[CM + c], b = bn1[2 * CM + c], sh = sh2[c];
     float w[9];
 #pragma unroll
-    for (int i = 0; i < 9; ++i) w[i] = w2[c * 9 + i];
-    const float* src = y1 + static_cast<int64_t>(plane) * HW;
-    float* dst = y2 + static_cast<int64_t>(plane) * HW + tx * 4;
-    const int y0 = blockIdx.x * 56 + ty * 14;
-    float r0[6], r1[6], r2[6];
-    load_row(r0, src, y0 - 1, tx, m, s, b);
-    load_row(r1, src, y0, tx, m, s, b);
+    for (int k = 0; k < 9; ++k) w[k] = w2[c * 9 + k];
+    float acc[6][4];
+#pragma unroll
+    for (int k = 0; k < 6; ++k) { acc[k][0] = 0.0f; acc[k][1] = 0.0f; acc[k][2] = 0.0f; acc[k][3] = 0.0f; }
     float total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 14; ++i) {
-        load_row(r2, src, y0 + i + 1, tx, m, s, b);
-        float o[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            float a = w[0] * r0[j];
-            a = fmaf(w[1], r0[j + 1], a);
-            a = fmaf(w[2], r0[j + 2], a);
-            a = fmaf(w[3], r1[j], a);
-            a = fmaf(w[4], r1[j + 1], a);
-            a = fmaf(w[5], r1[j + 2], a);
-            a = fmaf(w[6], r2[j], a);
-            a = fmaf(w[7], r2[j + 1], a);
-            a = fmaf(w[8], r2[j + 2], a);
-            o[j] = a;
-        }
-        *reinterpret_cast<float4*>(dst + (y0 + i) * 224) = make_float4(o[0], o[1], o[2], o[3]);
-        total += (o[0] + o[1]) + (o[2] + o[3]);
-#pragma unroll
-        for (int j = 0; j < 6; ++j) { r0[j] = r1[j]; r1[j] = r2[j]; }
-    }
-    total = warp_sum(total);
-    const int t = ty * 56 + tx;
-    if ((t & 31) == 0) red[t >> 5] = total;
-    __syncthreads();
-    if (t == 0) {
-        float sum = 0.0f;
-        for (int i = 0; i < 7; ++i) sum += red[i];
-        part2[c * 40 + n * 4 + blockIdx.x] = sum;
-    }
-}
-
-// ---------------------------------------------------------------- 5: means of the depthwise output
-__global__ void __launch_bounds__(128) finish2_kernel(const float* __restrict__ part2, float* __restrict__ my) {
-    const int c = threadIdx.x;
-    if (c < CM) {
-        double s = 0.0;
-        for (int i = 0; i < 40; ++i) s += static_cast<double>(part2[c * 40 + i]);
-        my[c] = static_cast<float>(s / COUNT);
-    }
-}
-
-// ---------------------------------------------------------------- 6: covariances of the depthwise output, shuffled
-// 12 warps: 3 groups (40 channels padded to 48) x 4 slices of 16 of the 64 pixels of a chunk.
-constexpr int CYP = 72;                                  // pitch in halves
-constexpr int COVY_STAGE = CM * 64 * 4;                  // 30720, two of them
-constexpr int COVY_TILE = 144 * CYP * 2;                 // 20736
-constexpr int COVY_SMEM = 2 * COVY_STAGE + 2 * COVY_TILE;
-constexpr int COVY_CHUNKS = NB * (HW / 64);              // 7840
-
-__global__ void __launch_bounds__(384, 1) covy_kernel(const float* __restrict__ y2, const float* __restrict__ my,
-                                                      float* __restrict__ covyp) {
-    extern __shared__ __align__(128) unsigned char smem[];
-    float* stage = reinterpret_cast<float*>(smem);
-    unsigned char* high = smem + 2 * COVY_STAGE;
-    unsigned char* low = high + COVY_TILE;
-    __shared__ float means[CM];                           // in shuffled order
-    const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-    const int q = warp >> 2, slice = warp & 3;
-    if (tid < CM) means[tid] = my[(tid % 3) * 40 + tid / 3];
-    for (int i = tid; i < 2 * COVY_TILE / 4; i += 384) reinterpret_cast<uint32_t*>(high)[i] = 0u;
-    __syncthreads();
-
-    const int first = static_cast<int>(static_cast<int64_t>(blockIdx.x) * COVY_CHUNKS / COVY_BLOCKS);
-    const int last = static_cast<int>(static_cast<int64_t>(blockIdx.x + 1) * COVY_CHUNKS / COVY_BLOCKS);
-    const int row0 = tid >> 4, col = (tid & 15) * 4;      // five shuffled rows a thread: row0 + 24 i
-    auto fetch = [&](int t) {
-        const int n = t / (HW / 64), p = (t - n * (HW / 64)) * 64;
-        float* to = stage + ((t - first) & 1) * (CM * 64);
-        const float* from = y2 + static_cast<int64_t>(n * CM) * HW + p + col;
-#pragma unroll
-        for (int i = 0; i < 5; ++i) {
-            const int s = row0 + 24 * i;
-            const int c = (s % 3) * 40 + s / 3;
-            cp_async16(shared_address(to + s * 64 + col), from + static_cast<int64_t>(c) * HW);
-        }
-    };
-    float acc[3][6][4];
-#pragma unroll
-    for (int a = 0; a < 3; ++a)
-#pragma unroll
-        for (int b = 0; b < 6; ++b)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) acc[a][b][e] = 0.0f;
-    const uint32_t a_off = static_cast<uint32_t>(((q * 48 + (lane & 15)) * CYP + slice * 16 + (lane >> 4) * 8) * 2);
+    const uint32_t high_s = shared_address(smem), low_s = high_s + DW_TILE;
+    const uint32_t a_off = static_cast<uint32_t>(((strip * 16 + (lane & 15)) * DWP + slice * 64 + (lane >> 4) * 8) * 2);
     const uint32_t b_off = static_cast<uint32_t>(
-        ((q * 48 + (lane & 7) + ((lane >> 4) << 3)) * CYP + slice * 16 + ((lane >> 3) & 1) * 8) * 2);
-    const uint32_t high_s = shared_address(high), low_s = shared_address(low);
-
-    fetch(first);
-    cp_commit();
-    if (first + 1 < last) fetch(first + 1);
-    cp_commit();
-    for (int t = first; t < last; ++t) {
-        cp_wait<1>();
-        __syncthreads();
-        const float* from = stage + ((t - first) & 1) * (CM * 64);
-#pragma unroll
-        for (int i = 0; i < 5; ++i) {                     // a thread reads only what it copied itself
-            const int s = row0 + 24 * i;
-            const int row = (s / 40) * 48 + s % 40;
-            const float4 v = *reinterpret_cast<const float4*>(from + s * 64 + col);
-            uint2 h, l;
-            split4(v, means[s], SY, h, l);
-            *reinterpret_cast<uint2*>(high + (row * CYP + col) * 2) = h;
-            *reinterpret_cast<uint2*>(low + (row * CYP + col) * 2) = l;
-        }
-        __syncthreads();
-        if (t + 2 < last) fetch(t + 2);
-        cp_commit();
-        uint32_t ah[3][4], al[3][4];
-#pragma unroll
-        for (int a = 0; a < 3; ++a) {
-            ldsm4(ah[a], high_s + a_off + a * 16 * CYP * 2);
-            ldsm4(al[a], low_s + a_off + a * 16 * CYP * 2);
-        }
-#pragma unroll
-        for (int b = 0; b < 3; ++b) {
-            uint32_t bh[4], bl[4];
-            ldsm4(bh, high_s + b_off + b * 16 * CYP * 2);
-            ldsm4(bl, low_s + b_off + b * 16 * CYP * 2);
-#pragma unroll
-            for (int a = 0; a < 3; ++a) mma_pair(acc[a][2 * b], acc[a][2 * b + 1], ah[a], al[a], bh, bl);
-        }
-    }
-    cp_wait<0>();
+        (((lane & 7) + ((lane >> 4) << 3)) * DWP + slice * 64 + ((lane >> 3) & 1) * 8) * 2);
     __syncthreads();
-    float* sum = stage;                                   // 3 x 2304 floats
+
+#pragma unroll 1
+    for (int t = walker; t < DW_TILES; t += DW_WALKERS) {
+        const int n = t / 196, rest = t - n * 196, band = rest / 7, tx = (rest - band * 7) * 8 + l;
+        if (active) {
+            const int64_t plane = static_cast<int64_t>(n * CM + c) * HW;
+            const float* src = y1 + plane;
+            const int y0 = band * 8;
+            float* dst = y2 + plane + y0 * 224 + tx * 4;
+            unsigned char* to = smem + (i * DWP + l * 4) * 2;
+            float r0[6], r1[6], r2[6];
+            load_row(r0, src, y0 - 1, tx, m, s, b);
+            load_row(r1, src, y0, tx, m, s, b);
+#pragma unroll
+            for (int y = 0; y < 8; ++y) {
+                load_row(r2, src, y0 + y + 1, tx, m, s, b);
+                float o[4];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    float v = w[0] * r0[j];
+                    v = fmaf(w[1], r0[j + 1], v);
+                    v = fmaf(w[2], r0[j + 2], v);
+                    v = fmaf(w[3], r1[j], v);
+                    v = fmaf(w[4], r1[j + 1], v);
+                    v = fmaf(w[5], r1[j + 2], v);
+                    v = fmaf(w[6], r2[j], v);
+                    v = fmaf(w[7], r2[j + 1], v);
+                    v = fmaf(w[8], r2[j + 2], v);
+                    o[j] = v;
+                }
+                *reinterpret_cast<float4*>(dst + y * 224) = make_float4(o[0], o[1], o[2], o[3]);
+                const float d0 = o[0] - sh, d1 = o[1] - sh, d2 = o[2] - sh, d3 = o[3] - sh;
+                total += (d0 + d1) + (d2 + d3);
+                uint2 h, e;
+                split_pair(d0 * SY, d1 * SY, h.x, e.x);
+                split_pair(d2 * SY, d3 * SY, h.y, e.y);
+                *reinterpret_cast<uint2*>(to + y * 64) = h;
+                *reinterpret_cast<uint2*>(to + DW_TILE + y * 64) = e;
+#pragma unroll
+                for (int j = 0; j < 6; ++j) { r0[j] = r1[j]; r1[j] = r2[j]; }
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            uint32_t ah[4], al[4];
+            ldsm4(ah, high_s + a_off + k * 32);
+            ldsm4(al, low_s + a_off + k * 32);
+#pragma unroll
+            for (int p = 0; p < 3; ++p) {
+                uint32_t bh[4], bl[4];
+                ldsm4(bh, high_s + b_off + k * 32 + p * 16 * DWP * 2);
+                ldsm4(bl, low_s + b_off + k * 32 + p * 16 * DWP * 2);
+                mma_pair(acc[2 * p], acc[2 * p + 1], ah, al, bh, bl);
+            }
+        }
+        __syncthreads();
+    }
+    total += __shfl_xor_sync(0xffffffffu, total, 1);
+    total += __shfl_xor_sync(0xffffffffu, total, 2);
+    total += __shfl_xor_sync(0xffffffffu, total, 4);
+    if (active && l == 0) part2[walker * CM + c] = total;
+    float* sum = reinterpret_cast<float*>(smem);          // 48 x 48
     for (int turn = 0; turn < 4; ++turn) {
         if (slice == turn) {
 #pragma unroll
-            for (int a = 0; a < 3; ++a)
-#pragma unroll
-                for (int b = 0; b < 6; ++b) {
-                    const int r = a * 16 + (lane >> 2), c = b * 8 + (lane & 3) * 2;
-                    float* u = sum + q * 2304 + r * 48 + c;
-                    float* d = u + 8 * 48;
-                    if (turn == 0) {
-                        u[0] = acc[a][b][0]; u[1] = acc[a][b][1];
-                        d[0] = acc[a][b][2]; d[1] = acc[a][b][3];
-                    } else {
-                        u[0] += acc[a][b][0]; u[1] += acc[a][b][1];
-                        d[0] += acc[a][b][2]; d[1] += acc[a][b][3];
-                    }
+            for (int k = 0; k < 6; ++k) {
+                float* u = sum + (strip * 16 + (lane >> 2)) * 48 + k * 8 + (lane & 3) * 2;
+                float* d = u + 8 * 48;
+                if (turn == 0) {
+                    u[0] = acc[k][0]; u[1] = acc[k][1];
+                    d[0] = acc[k][2]; d[1] = acc[k][3];
+                } else {
+                    u[0] += acc[k][0]; u[1] += acc[k][1];
+                    d[0] += acc[k][2]; d[1] += acc[k][3];
                 }
+            }
         }
         __syncthreads();
     }
-    for (int i = tid; i < 6912; i += 384) covyp[static_cast<int64_t>(blockIdx.x) * 6912 + i] = sum[i];
+    for (int k = tid; k < 2304; k += 384) covyp[static_cast<int64_t>(blockIdx.x) * 2304 + k] = sum[k];
 }
 
-// ---------------------------------------------------------------- 7: sum the covariances of the blocks
-__global__ void __launch_bounds__(256) reduce_cov_kernel(const float* __restrict__ covp,
-                                                         const float* __restrict__ covyp,
-                                                         const float* __restrict__ sxp, double* __restrict__ covx,
-                                                         double* __restrict__ covy) {
-    const int i = blockIdx.x * 256 + threadIdx.x;
-    if (i < 34560) {
+// ---------------------------------------------------------------- 6: means and covariances of the depthwise output
+__global__ void __launch_bounds__(128) finish2_kernel(const float* __restrict__ part2, const float* __restrict__ sh2,
+                                                      double* __restrict__ dy, float* __restrict__ my) {
+    const int c = threadIdx.x;
+    if (c < CM) {
         double s = 0.0;
-#pragma unroll 12
-        for (int b = 0; b < COVX_BLOCKS; ++b) s += static_cast<double>(covp[b * 34560 + i]);
-        const int w = i / 2304, e = i - w * 2304, r = e / 48, c = e - r * 48;
-        int ti = 0, rest = w;
-        while (rest >= 5 - ti) { rest -= 5 - ti; ++ti; }
-        const int tj = ti + rest;
-        const double sx = static_cast<double>(sxp[0]);
-        const double v = s / (sx * sx * COUNT);
-        const int row = ti * 48 + r, column = tj * 48 + c;
-        covx[row * CI + column] = v;
-        if (ti != tj) covx[column * CI + row] = v;
-    } else if (i < 34560 + 6912) {
-        const int j = i - 34560;
-        double s = 0.0;
-#pragma unroll 12
-        for (int b = 0; b < COVY_BLOCKS; ++b) s += static_cast<double>(covyp[b * 6912 + j]);
-        const int q = j / 2304, e = j - q * 2304, r = e / 48, c = e - r * 48;
-        if (r < 40 && c < 40)
-            covy[q * 1600 + r * 40 + c] = s / (static_cast<double>(SY) * static_cast<double>(SY) * COUNT);
+#pragma unroll 22
+        for (int i = 0; i < DW_WALKERS; ++i) s += static_cast<double>(part2[i * CM + c]);
+        s /= COUNT;
+        dy[c] = s;
+        my[c] = static_cast<float>(static_cast<double>(sh2[c]) + s);
+    }
+}
+// 108 blocks: 64 entries x 4 slices of 22 walkers
+__global__ void __launch_bounds__(256) reduce_y_kernel(const float* __restrict__ covyp, const double* __restrict__ dy,
+                                                       double* __restrict__ covy) {
+    __shared__ double part[256];
+    const int tid = threadIdx.x;
+    const int j = blockIdx.x * 64 + (tid & 63), slice = tid >> 6;
+    const int q = j / 2304, e = j - q * 2304, r = e / 48, c = e - r * 48;
+    double s = 0.0;
+#pragma unroll 11
+    for (int b = 0; b < 22; ++b)
+        s += static_cast<double>(covyp[static_cast<int64_t>((slice * 22 + b) * 3 + q) * 2304 + e]);
+    part[tid] = s;
+    __syncthreads();
+    if (slice == 0 && r < 40 && c < 40) {
+        const int rs = q * 40 + r, cs = q * 40 + c;
+        const double v = (part[tid] + part[tid + 64] + part[tid + 128] + part[tid + 192]) /
+                         (static_cast<double>(SY) * static_cast<double>(SY) * COUNT);
+        double k = v - dy[(rs % 3) * 40 + rs / 3] * dy[(cs % 3) * 40 + cs / 3];
+        if (r == c && k < 0.0) k = 0.0;
+        covy[q * 1600 + r * 40 + c] = k;
     }
 }
 
-// ---------------------------------------------------------------- 8: normalised weights as pairs of fp16
+// ---------------------------------------------------------------- 7: normalised weights as pairs of fp16
 // 120 blocks, four outputs each. Row of 288: 0..39 conv3 with bn2 and bn3, 40..47 zero, 48..287 shortcut with its bn.
 __device__ __forceinline__ void put_pair(__half* __restrict__ wh, __half* __restrict__ wl, int at, float v) {
     const __half h = __float2half_rn(v);
@@ -570,7 +710,7 @@ __device__ __forceinline__ void put_pair(__half* __restrict__ wh, __half* __rest
     wl[at] = __float2half_rn(v - __half2float(h));
 }
 __global__ void __launch_bounds__(256) prepare_kernel(
-    const double* __restrict__ covx, const double* __restrict__ covy, const float* __restrict__ sxp,
+    const double* __restrict__ covx, const double* __restrict__ dx, const double* __restrict__ covy, const float* __restrict__ sxp,
     const float* __restrict__ g2, const float* __restrict__ w3, const float* __restrict__ g3,
     const float* __restrict__ b3, const float* __restrict__ wz, const float* __restrict__ gz,
     const float* __restrict__ bz, __half* __restrict__ wh, __half* __restrict__ wl, float* __restrict__ prm) {
@@ -598,7 +738,8 @@ __global__ void __launch_bounds__(256) prepare_kernel(
     for (int r = 0; r < 4; ++r) {
         const int o = o0 + r;
         const float w = tid < CI ? ws[r * CI + tid] : 0.0f;
-        double var = block_sum(a[r] * static_cast<double>(w), red);
+        const double dm = block_sum(tid < CI ? static_cast<double>(w) * dx[tid] : 0.0, red);
+        double var = block_sum(a[r] * static_cast<double>(w), red) - dm * dm;
         if (var < 0.0) var = 0.0;
         const float wmax = block_max(fabsf(w), redf);
         const double inv = static_cast<double>(gz[o]) / sqrt(var + EPS);
@@ -644,39 +785,43 @@ __global__ void __launch_bounds__(256) prepare_kernel(
     if (tid < 32) put_pair(wh, wl, (o0 + (tid >> 3)) * 288 + 40 + (tid & 7), 0.0f);
 }
 
-// ---------------------------------------------------------------- 9: conv3 + bn3 + ReLU + shortcut
-// 132 blocks: group q = block % 3 (160 outputs), 44 walkers over the 3920 tiles of 128 pixels. 8 warps: 2 (80 outputs)
-// x 4 (32 pixels). K in 18 chunks of 16: 3 of the depthwise output (40 + 8 zeros), 15 of x.
-constexpr int WP = 296;                                  // pitch of the weights in halves
-constexpr int XP = 136;                                  // pitch of the pixels in halves
-constexpr int FW = 160 * WP * 2;                         // 94720
-constexpr int FX = 16 * XP * 2;                          // 4352
-constexpr int FINAL_SMEM = 2 * FW + 4 * FX + 288 * 4 + 800 * 4;
+// ---------------------------------------------------------------- 8: conv3 + bn3 + ReLU + shortcut
+// 132 blocks: group q = block % 3 (160 outputs), 2 x 44 warpgroups that walk over the 3920 tiles of 128 pixels.
+// M: pixels, in registers (two tiles of 64 a warpgroup); N: 160 outputs; K: 18 steps of 16, 3 of the depthwise output
+// (40 + 8 zeros), 15 of x. Weights: core matrices of 8 outputs x 8 channels (128 bytes), number channels / 8 * 20 +
+// outputs / 8.
+constexpr int FW = 160 * 288 * 2;                        // 92160
+constexpr int FINAL_SMEM = 2 * FW + 288 * 4 + 160 * 16 + 160 * 4;
 constexpr int TILES = NB * (HW / 128);                   // 3920
 constexpr int WALKERS = 44;
 
-struct Loader {
+struct Stream {
     const float* x;
     const float* y2;
-    int tile, chunk, q, warp, lane;
-    __device__ __forceinline__ void next(float4 (&v)[2]) {
+    int tile, step, q, k0, pixel;
+    // channels k0, k0 + 1, k0 + 8, k0 + 9 of the next step of 16, four pixels each
+    __device__ __forceinline__ void next(float4 (&v)[4]) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) v[h] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (int j = 0; j < 4; ++j) v[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (tile < TILES) {
-            const int n = tile / (HW / 128), p = (tile - n * (HW / 128)) * 128 + lane * 4;
+            const int n = tile / (HW / 128), p = (tile - n * (HW / 128)) * 128 + pixel;
+            if (step >= 3) {
+                const float* from = x + static_cast<int64_t>(n * CI + (step - 3) * 16 + k0) * HW + p;
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int row = chunk * 16 + warp + 8 * h;
-                if (chunk >= 3) {
-                    v[h] = __ldg(reinterpret_cast<const float4*>(
-                        x + static_cast<int64_t>(n * CI + row - 48) * HW + p));
-                } else if (row < 40) {
-                    const int s = q * 40 + row, c = (s % 3) * 40 + s / 3;
-                    v[h] = __ldg(reinterpret_cast<const float4*>(y2 + static_cast<int64_t>(n * CM + c) * HW + p));
+                for (int j = 0; j < 4; ++j)
+                    v[j] = __ldg(reinterpret_cast<const float4*>(from + ((j & 1) + 8 * (j >> 1)) * HW));
+            } else {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    const int row = step * 16 + k0 + (j & 1) + 8 * (j >> 1);
+                    if (row < 40) {
+                        const int s = q * 40 + row, c = (s % 3) * 40 + s / 3;
+                        v[j] = __ldg(reinterpret_cast<const float4*>(y2 + static_cast<int64_t>(n * CM + c) * HW + p));
+                    }
                 }
             }
         }
-        if (++chunk == 18) { chunk = 0; tile += WALKERS; }
+        if (++step == 18) { step = 0; tile += 2 * WALKERS; }
     }
 };
 
@@ -686,127 +831,124 @@ __global__ void __launch_bounds__(256, 1) final_kernel(const float* __restrict__
                                                        const float* __restrict__ my, const float* __restrict__ sxp,
                                                        float* __restrict__ out) {
     extern __shared__ __align__(128) unsigned char smem[];
-    unsigned char* sw = smem;                             // high weights, then low weights
-    unsigned char* sxt = smem + 2 * FW;                   // two buffers of (high, low)
-    float* means = reinterpret_cast<float*>(sxt + 4 * FX);
-    float* par = means + 288;
-    const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-    const int q = static_cast<int>(blockIdx.x % 3), walker = static_cast<int>(blockIdx.x / 3);
+    float4* par = reinterpret_cast<float4*>(smem + 2 * FW);
+    float* neg = reinterpret_cast<float*>(par + 160);
+    float* back = neg + 288;
+    const int tid = threadIdx.x, lane = tid & 31;
+    const int q = static_cast<int>(blockIdx.x % 3);
+    const int walker = static_cast<int>(blockIdx.x / 3) * 2 + (tid >> 7);
     const float sx = sxp[0];
     for (int i = tid; i < 160 * 36; i += 256) {
         const int r = i / 36, c = i - r * 36;
         const int64_t from = static_cast<int64_t>(q * 160 + r) * 288 + c * 8;
-        *reinterpret_cast<uint4*>(sw + r * (WP * 2) + c * 16) = *reinterpret_cast<const uint4*>(wh + from);
-        *reinterpret_cast<uint4*>(sw + FW + r * (WP * 2) + c * 16) = *reinterpret_cast<const uint4*>(wl + from);
+        const int to = (c * 20 + (r >> 3)) * 128 + (r & 7) * 16;
+        *reinterpret_cast<uint4*>(smem + to) = *reinterpret_cast<const uint4*>(wh + from);
+        *reinterpret_cast<uint4*>(smem + FW + to) = *reinterpret_cast<const uint4*>(wl + from);
     }
     for (int i = tid; i < 288; i += 256) {
         float m = 0.0f;
-        if (i >= 48) m = mx[i - 48];
-        else if (i < 40) m = my[((q * 40 + i) % 3) * 40 + (q * 40 + i) / 3];
-        means[i] = m;
+        if (i >= 48) m = mx[i - 48] * sx;
+        else if (i < 40) m = my[((q * 40 + i) % 3) * 40 + (q * 40 + i) / 3] * SY;
+        neg[i] = -m;
     }
-    for (int i = tid; i < 800; i += 256) par[i] = prm[q * 800 + i];
+    if (tid < 160) {
+        const float* from = prm + (q * 160 + tid) * 5;
+        par[tid] = make_float4(from[0], from[1], from[2], from[3]);
+        back[tid] = from[4];
+    }
+    fence_async();
     __syncthreads();
 
-    const int wm = warp >> 2, wn = warp & 3;
-    const uint32_t a_base = shared_address(sw) +
-        static_cast<uint32_t>(((wm * 80 + (lane & 15)) * WP + (lane >> 4) * 8) * 2);
-    const uint32_t b_base = shared_address(sxt) +
-        static_cast<uint32_t>(((lane & 15) * XP + wn * 32 + (lane >> 4) * 8) * 2);
+    const int k0 = (lane & 3) * 2;
+    // no swizzle: 2560 bytes between core matrices along K, 128 along N
+    const uint64_t weights = static_cast<uint64_t>((shared_address(smem) >> 4) & 0x3FFFu) |
+                             (static_cast<uint64_t>(2560 >> 4) << 16) | (static_cast<uint64_t>(128 >> 4) << 32);
 
-    float acc[5][4][4];
-    auto multiply = [&](int chunk, int buffer) {
-        uint32_t bh[2][4], bl[2][4];
-        const uint32_t b_at = b_base + buffer * (2 * FX);
-        ldsm4t(bh[0], b_at);
-        ldsm4t(bh[1], b_at + 32);
-        ldsm4t(bl[0], b_at + FX);
-        ldsm4t(bl[1], b_at + FX + 32);
-        const uint32_t a_at = a_base + chunk * 32;
+    float acc0[80], acc1[80];
+    uint32_t ah0[4], al0[4], ah1[4], al1[4];
 #pragma unroll
-        for (int m = 0; m < 5; ++m) {
-            uint32_t ah[4], al[4];
-            ldsm4(ah, a_at + m * (16 * WP * 2));
-            ldsm4(al, a_at + m * (16 * WP * 2) + FW);
-            float sum[4][4];
+    for (int i = 0; i < 80; ++i) { acc0[i] = 0.0f; acc1[i] = 0.0f; }
 #pragma unroll
-            for (int t = 0; t < 4; ++t) mma_zero(sum[t], ah, bl[t >> 1][(t & 1) * 2], bl[t >> 1][(t & 1) * 2 + 1]);
-#pragma unroll
-            for (int t = 0; t < 4; ++t) mma(sum[t], al, bh[t >> 1][(t & 1) * 2], bh[t >> 1][(t & 1) * 2 + 1]);
-#pragma unroll
-            for (int t = 0; t < 4; ++t) mma(sum[t], ah, bh[t >> 1][(t & 1) * 2], bh[t >> 1][(t & 1) * 2 + 1]);
-#pragma unroll
-            for (int t = 0; t < 4; ++t) add4(acc[m][t], sum[t]);
-        }
-    };
-    auto store = [&](const float4 (&v)[2], int chunk, int buffer) {
-        const float scale = chunk < 3 ? SY : sx;
-        unsigned char* to = sxt + buffer * (2 * FX);
+    for (int i = 0; i < 4; ++i) { ah0[i] = 0u; al0[i] = 0u; ah1[i] = 0u; al1[i] = 0u; }
+
+    Stream stream;
+    stream.x = x; stream.y2 = y2;
+    stream.tile = walker; stream.step = 0; stream.q = q; stream.k0 = k0;
+    stream.pixel = ((tid >> 5) & 3) * 32 + (lane >> 2) * 4;
+
+    auto step = [&](float4 (&v)[4], int s, int keep) {
+        wg_wait();                                        // the step before no longer reads its registers
+        hold4(ah0); hold4(al0); hold4(ah1); hold4(al1);
+        const float scale = s < 3 ? SY : sx;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const int row = warp + 8 * h;
-            uint2 high, low;
-            split4(v[h], means[chunk * 16 + row], scale, high, low);
-            *reinterpret_cast<uint2*>(to + (row * XP + lane * 4) * 2) = high;
-            *reinterpret_cast<uint2*>(to + FX + (row * XP + lane * 4) * 2) = low;
+            const float2 m = *reinterpret_cast<const float2*>(neg + s * 16 + k0 + 8 * h);
+            const float4 a = v[2 * h], b = v[2 * h + 1];
+            split_pair(fmaf(a.x, scale, m.x), fmaf(b.x, scale, m.y), ah0[2 * h], al0[2 * h]);
+            split_pair(fmaf(a.y, scale, m.x), fmaf(b.y, scale, m.y), ah0[2 * h + 1], al0[2 * h + 1]);
+            split_pair(fmaf(a.z, scale, m.x), fmaf(b.z, scale, m.y), ah1[2 * h], al1[2 * h]);
+            split_pair(fmaf(a.w, scale, m.x), fmaf(b.w, scale, m.y), ah1[2 * h + 1], al1[2 * h + 1]);
         }
+        stream.next(v);                                   // two steps ahead
+        const uint64_t high = weights + static_cast<uint64_t>(s * (5120 >> 4));
+        const uint64_t low = high + static_cast<uint64_t>(FW >> 4);
+        wg_fence();
+        wgmma_rs(acc0, ah0, low, keep);
+        wgmma_rs(acc1, ah1, low, keep);
+        wgmma_rs(acc0, al0, high, 1);
+        wgmma_rs(acc1, al1, high, 1);
+        wgmma_rs(acc0, ah0, high, 1);
+        wgmma_rs(acc1, ah1, high, 1);
+        wg_commit();
     };
 
-    Loader loader;
-    loader.x = x; loader.y2 = y2;
-    loader.tile = walker; loader.chunk = 0; loader.q = q; loader.warp = warp; loader.lane = lane;
-    float4 r0[2], r1[2];                                  // chunks of even and of odd number on their way
-    loader.next(r0);
-    loader.next(r1);
-    store(r0, 0, 0);
-    __syncthreads();
-    for (int tile = walker; tile < TILES; tile += WALKERS) {
-#pragma unroll
-        for (int m = 0; m < 5; ++m)
-#pragma unroll
-            for (int t = 0; t < 4; ++t)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) acc[m][t][e] = 0.0f;
+    float4 r0[4], r1[4];                                  // even and odd steps on their way
+    stream.next(r0);
+    stream.next(r1);
 #pragma unroll 1
-        for (int c = 0; c < 18; c += 2) {
-            loader.next(r0);                              // chunk c + 2
-            multiply(c, 0);
-            if (c == 2) {                                 // conv3 is complete: bn3, ReLU, bias of the shortcut's bn
+    for (int tile = walker; tile < TILES; tile += 2 * WALKERS) {
+        step(r0, 0, 0);
+        step(r1, 1, 1);
+        step(r0, 2, 1);
+        wg_wait();                                        // conv3 is complete: bn3, ReLU, bias of the shortcut's bn
+        hold(acc0);
+        hold(acc1);
 #pragma unroll
-                for (int m = 0; m < 5; ++m)
+        for (int j = 0; j < 20; ++j)
 #pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        const float* pr = par + (wm * 80 + m * 16 + (lane >> 2) + 8 * h) * 5;
-                        const float i3 = pr[0], beta3 = pr[1], betaz = pr[2], s = pr[3];
+            for (int e = 0; e < 2; ++e) {
+                const float4 pr = par[j * 8 + k0 + e];
 #pragma unroll
-                        for (int t = 0; t < 4; ++t)
-#pragma unroll
-                            for (int e = 0; e < 2; ++e) {
-                                float v = fmaf(acc[m][t][2 * h + e], i3, beta3);
-                                v = v < 0.0f ? 0.0f : v;
-                                acc[m][t][2 * h + e] = (v + betaz) * s;
-                            }
-                    }
+                for (int h = 0; h < 2; ++h) {
+                    const int i = 4 * j + 2 * h + e;
+                    float a = fmaf(acc0[i], pr.x, pr.y), b = fmaf(acc1[i], pr.x, pr.y);
+                    a = a < 0.0f ? 0.0f : a;
+                    b = b < 0.0f ? 0.0f : b;
+                    acc0[i] = (a + pr.z) * pr.w;
+                    acc1[i] = (b + pr.z) * pr.w;
+                }
             }
-            store(r1, c + 1, 1);
-            __syncthreads();
-            loader.next(r1);                              // chunk c + 3
-            multiply(c + 1, 1);
-            store(r0, c == 16 ? 0 : c + 2, 0);
-            __syncthreads();
+        hold(acc0);
+        hold(acc1);
+        step(r1, 3, 1);
+#pragma unroll 1
+        for (int s = 4; s < 18; s += 2) {
+            step(r0, s, 1);
+            step(r1, s + 1, 1);
         }
-        const int n = tile / (HW / 128), p = (tile - n * (HW / 128)) * 128 + wn * 32 + (lane & 3) * 2;
+        wg_wait();
+        hold(acc0);
+        hold(acc1);
+        const int n = tile / (HW / 128), p = (tile - n * (HW / 128)) * 128 + stream.pixel;
+        float* to = out + static_cast<int64_t>(n * CO + q * 160 + k0) * HW + p;
 #pragma unroll
-        for (int m = 0; m < 5; ++m)
+        for (int j = 0; j < 20; ++j)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int row = wm * 80 + m * 16 + (lane >> 2) + 8 * h;
-                const float back = par[row * 5 + 4];
-                float* to = out + static_cast<int64_t>(n * CO + q * 160 + row) * HW + p;
-#pragma unroll
-                for (int t = 0; t < 4; ++t)
-                    __stcs(reinterpret_cast<float2*>(to + t * 8),
-                           make_float2(acc[m][t][2 * h] * back, acc[m][t][2 * h + 1] * back));
+            for (int e = 0; e < 2; ++e) {
+                const float f = back[j * 8 + k0 + e];
+                __stcs(reinterpret_cast<float4*>(to + (j * 8 + e) * HW),
+                       make_float4(acc0[4 * j + e] * f, acc0[4 * j + 2 + e] * f,
+                                   acc1[4 * j + e] * f, acc1[4 * j + 2 + e] * f));
             }
     }
 }
@@ -818,51 +960,55 @@ extern "C" int shuffle_unit(const float* x, const float* w1, const float* g1, co
                             void* stream_pointer) {
     cudaStream_t stream = static_cast<cudaStream_t>(stream_pointer);
     float* at = scratch;
-    float* xpart = at; at += 470400;
-    float* apart = at; at += 5888;
-    float2* st1 = reinterpret_cast<float2*>(at); at += 940800;
+    float* shift = at; at += 256;
+    float* smax = at; at += 256;
+    float* bmax = at; at += 256;
+    double* dx = reinterpret_cast<double*>(at); at += 512;
     float* mx = at; at += 256;
     float* bn1 = at; at += 384;
+    float* sh2 = at; at += 128;
     float* sxp = at; at += 64;
-    float* part2 = at; at += 4800;
+    float* part2 = at; at += DW_WALKERS * CM;             // 10560
+    double* dy = reinterpret_cast<double*>(at); at += 256;
     float* my = at; at += 128;
-    float* covp = at; at += 4561920;
-    float* covyp = at; at += 1824768;
+    float* covp = at; at += P1_BLOCKS * COVP;             // 7856640
+    float* covyp = at; at += 3 * DW_WALKERS * 2304;       // 608256
     double* covx = reinterpret_cast<double*>(at); at += 115200;
     double* covy = reinterpret_cast<double*>(at); at += 9600;
     float* prm = at; at += 2432;
     __half* wh = reinterpret_cast<__half*>(at); at += 69120;
     __half* wl = reinterpret_cast<__half*>(at);
 
-    cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(covx_kernel),
-                                             cudaFuncAttributeMaxDynamicSharedMemorySize, COVX_SMEM);
+    cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(pass_kernel),
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, P1_SMEM);
     if (error != cudaSuccess) return static_cast<int>(error);
-    error = cudaFuncSetAttribute(reinterpret_cast<const void*>(covy_kernel),
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, COVY_SMEM);
+    error = cudaFuncSetAttribute(reinterpret_cast<const void*>(depthwise_kernel),
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, DW_SMEM);
     if (error != cudaSuccess) return static_cast<int>(error);
     error = cudaFuncSetAttribute(reinterpret_cast<const void*>(final_kernel),
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, FINAL_SMEM);
     if (error != cudaSuccess) return static_cast<int>(error);
 
-    conv1_kernel<<<dim3(196, 3, NB), 128, 0, stream>>>(x, w1, y1, xpart, apart, st1);
-    finish1_kernel<<<CI + CM + 1, 256, 0, stream>>>(xpart, apart, st1, g1, b1, mx, bn1, sxp);
-    covx_kernel<<<COVX_BLOCKS, 480, COVX_SMEM, stream>>>(x, mx, sxp, covp);
-    depthwise_kernel<<<dim3(4, NB * CM), dim3(56, 4), 0, stream>>>(y1, w2, bn1, y2, part2);
-    finish2_kernel<<<1, 128, 0, stream>>>(part2, my);
-    covy_kernel<<<COVY_BLOCKS, 384, COVY_SMEM, stream>>>(y2, my, covyp);
-    reduce_cov_kernel<<<162, 256, 0, stream>>>(covp, covyp, sxp, covx, covy);
-    prepare_kernel<<<CO / 4, 256, 0, stream>>>(covx, covy, sxp, g2, w3, g3, b3, wz, gz, bz, wh, wl, prm);
+    sample_kernel<<<CI, 256, 0, stream>>>(x, shift, smax);
+    pass_kernel<<<P1_BLOCKS, 256, P1_SMEM, stream>>>(x, w1, shift, smax, bmax, y1, covp, 0);
+    pass_kernel<<<P1_BLOCKS, 256, P1_SMEM, stream>>>(x, w1, shift, smax, bmax, y1, covp, 1);
+    reduce_x_kernel<<<COVP / 64, 256, 0, stream>>>(covp, shift, covx, dx, mx);
+    bn1_kernel<<<CM + 1, 256, 0, stream>>>(covx, dx, w1, g1, b1, w2, bmax, bn1, sh2, sxp);
+    depthwise_kernel<<<3 * DW_WALKERS, 384, DW_SMEM, stream>>>(y1, w2, bn1, sh2, y2, part2, covyp);
+    finish2_kernel<<<1, 128, 0, stream>>>(part2, sh2, dy, my);
+    reduce_y_kernel<<<108, 256, 0, stream>>>(covyp, dy, covy);
+    prepare_kernel<<<CO / 4, 256, 0, stream>>>(covx, dx, covy, sxp, g2, w3, g3, b3, wz, gz, bz, wh, wl, prm);
     final_kernel<<<3 * WALKERS, 256, FINAL_SMEM, stream>>>(x, y2, wh, wl, prm, mx, my, sxp, out);
     return static_cast<int>(cudaGetLastError());
 }
-"""
+""".replace("@WGMMA@", WGMMA)
 
 library = ctypes.CDLL(
     load_inline(
-        name="shuffle_unit_fused",
+        name="shuffle_unit_two_reads",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
-        extra_cuda_cflags=["-O3"],
+        extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],
         no_implicit_headers=True,
         is_python_module=False,
     )
@@ -921,7 +1067,7 @@ class ModelNew(nn.Module):
             self.shortcut[1].bias,
             torch.empty((10, 120, 224, 224), device=x.device, dtype=torch.float32),
             torch.empty((10, 120, 224, 224), device=x.device, dtype=torch.float32),
-            torch.empty(8200000, device=x.device, dtype=torch.float32),
+            torch.empty(8800000, device=x.device, dtype=torch.float32),
         ]
         out = torch.empty((10, 480, 224, 224), device=x.device, dtype=torch.float32)
         held.append(out)

@@ -52,18 +52,53 @@ __device__ __forceinline__ void store_split4(__half* hi_pointer, __half* lo_poin
     *reinterpret_cast<uint2*>(lo_pointer) = make_uint2(half2_bits(l0), half2_bits(l1));
 }
 
-// Merge `parts` (mean, M2) pairs of equal counts, `stride` pairs apart.
-__device__ __forceinline__ float2 merge_equal(const float2* first, int parts, int stride, float count) {
-    float mean = 0.0f;
-    for (int i = 0; i < parts; ++i) mean += first[i * stride].x;
-    mean /= static_cast<float>(parts);
-    float m2 = 0.0f;
-    for (int i = 0; i < parts; ++i) {
-        const float2 v = first[i * stride];
-        const float d = v.x - mean;
-        m2 += v.y + count * d * d;
+__device__ __forceinline__ unsigned load_acquire(const unsigned* pointer) {
+    unsigned v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(pointer) : "memory");
+    return v;
+}
+
+// Transposes an 8x8 matrix of 16-bit values held by a warp.
+__device__ __forceinline__ uint32_t transpose8(uint32_t v) {
+    uint32_t r;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+    return r;
+}
+
+// One 8x8 block of pixels by 16 channels: a, b are rows 0 to 7 (h = 0), c, d rows 8 to 15 of the accumulators. Leaves
+// in a lane four channels of pixel lane / 4; the weights' rows are permuted so that these are neighbours.
+__device__ __forceinline__ void store_transposed(__half* to, int64_t plane, float a, float b, float c, float d) {
+    __half2 h0, l0, h1, l1;
+    split2(a, b, h0, l0);
+    split2(c, d, h1, l1);
+    const uint32_t a0 = transpose8(half2_bits(h0));
+    const uint32_t a1 = transpose8(half2_bits(h1));
+    const uint32_t b0 = transpose8(half2_bits(l0));
+    const uint32_t b1 = transpose8(half2_bits(l1));
+    *reinterpret_cast<uint2*>(to) = make_uint2(a0, a1);
+    *reinterpret_cast<uint2*>(to + plane) = make_uint2(b0, b1);
+}
+
+// The 256 consumer threads of `expected` resident blocks wait for each other; t is the thread of the 256.
+__device__ __forceinline__ void meet(unsigned* counter, unsigned expected, int t) {
+    __threadfence();
+    __syncwarp();
+    asm volatile("bar.sync 1, 256;" ::: "memory");
+    if (t == 0) {
+        atomicAdd(counter, 1u);
+        while (load_acquire(counter) < expected) {
+        }
+        __threadfence();
     }
-    return make_float2(mean, m2);
+    __syncwarp();
+    asm volatile("bar.sync 1, 256;" ::: "memory");
+}
+
+// gamma / sqrt(var + eps) * log2(e) of one channel from its fp64 sums.
+__device__ __forceinline__ float batch_scale(const double* stats, const float* gamma, int c, double inv_count) {
+    const double mean = __ldcg(stats + 2 * c) * inv_count;
+    const double variance = __ldcg(stats + 2 * c + 1) * inv_count - mean * mean;
+    return gamma[c] / sqrtf(fmaxf(static_cast<float>(variance), 0.0f) + 1e-5f) * kLog2e;
 }
 
 // ------------------------------------------------------------------ barriers, TMA, wgmma
@@ -122,7 +157,29 @@ __device__ __forceinline__ void wgmma_wait() {
 #define ACC4(d, i) "+f"(d[(i)]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define ACC16(d, i) ACC4(d, (i)), ACC4(d, (i) + 4), ACC4(d, (i) + 8), ACC4(d, (i) + 12)
 
-__device__ __forceinline__ void wgmma_n128(float (&d)[64], uint64_t a, uint64_t b) {
+// 64 rows of a (channels) by 256 rows of b (pixels)
+__device__ __forceinline__ void wgmma(float (&d)[128], uint64_t a, uint64_t b) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+        "%128, %129, p, 1, 1, 0, 0;\n"
+        "}\n"
+        : ACC16(d, 0), ACC16(d, 16), ACC16(d, 32), ACC16(d, 48), ACC16(d, 64), ACC16(d, 80), ACC16(d, 96),
+          ACC16(d, 112)
+        : "l"(a), "l"(b), "r"(1));
+}
+// 64 rows of a (channels) by 128 rows of b (pixels)
+__device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b) {
     asm volatile(
         "{\n"
         ".reg .pred p;\n"
@@ -137,77 +194,84 @@ __device__ __forceinline__ void wgmma_n128(float (&d)[64], uint64_t a, uint64_t 
         : ACC16(d, 0), ACC16(d, 16), ACC16(d, 32), ACC16(d, 48)
         : "l"(a), "l"(b), "r"(1));
 }
-__device__ __forceinline__ void wgmma_n64(float (&d)[32], uint64_t a, uint64_t b) {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, p, 1, 1, 0, 0;\n"
-        "}\n"
-        : ACC16(d, 0), ACC16(d, 16)
-        : "l"(a), "l"(b), "r"(1));
-}
 
 // ------------------------------------------------------------------ the GEMM kernel
-template <int BN, bool UP>
+// Channels are M, pixels are N. MODE 0: 128 channels by 256 pixels, a warpgroup has 64 of the channels.
+// MODE 1: 64 channels by 512 pixels, MODE 2: 64 channels by 256 pixels; a warpgroup has half of the pixels.
+template <int MODE, bool UP>
 struct Config {
-    static constexpr int kTaps = UP ? 1 : 3;         // B tiles for each A tile
-    static constexpr int kARows = UP ? 256 : 384;    // pixels of an A tile, with the halo of two rows
-    static constexpr int kAPlane = kARows * 64;      // bytes: 32 fp16 a pixel
-    static constexpr int kAStage = 2 * kAPlane;      // hi, lo
-    static constexpr int kBPlane = BN * 64;
-    static constexpr int kBStage = 2 * kBPlane;
-    static constexpr int kAStages = (BN == 128 && !UP) ? 2 : 3;
-    static constexpr int kBStages = (BN == 64 && !UP) ? 9 : 7;
-    static constexpr int kStats = UP ? 0 : 2 * 8 * BN * 8;
-    static constexpr int kShared = 1024 + kAStages * kAStage + kBStages * kBStage + kStats + 512;
+    static constexpr int kN = MODE == 2 ? 128 : 256;      // pixels of a warpgroup
+    static constexpr int kColumns = MODE == 0 ? 128 : 64;
+    static constexpr int kPixels = MODE == 1 ? 512 : 256;
+    static constexpr int kTaps = UP ? 1 : 3;              // weight tiles for each pixel tile
+    static constexpr int kRows = kPixels + (UP ? 0 : 128);  // pixels of a tile, with the halo of two rows of 64
+    static constexpr int kPPlane = kRows * 64;            // bytes: 32 fp16 a pixel
+    static constexpr int kPStage = 2 * kPPlane;           // hi, lo
+    static constexpr int kWPlane = kColumns * 64;
+    static constexpr int kWStage = 2 * kWPlane;
+    static constexpr int kPStages = UP ? (MODE == 2 ? 5 : 4) : 2;
+    static constexpr int kWStages = UP ? (MODE == 2 ? 5 : 4) : (MODE == 0 ? 8 : 7);
+    static constexpr int kShared = 1024 + kPStages * kPStage + kWStages * kWStage + 256;
+    static_assert(kShared <= 232448, "too much shared memory");
 };
 
+// What a convolution leaves: fp32 [pixel][channel]; fp32 in the accumulators' order; the softmax itself.
+constexpr int kPlain = 0, kNative = 1, kFused = 2;
+constexpr int kMaxTiles = 64;   // tiles of a layer with split K; pairs of tiles at level 2
+constexpr int kFlagWords = 80;  // and up to 16 groups of channels
+
 struct GemmArgs {
-    float* out;          // convolution: [split][pixel][channel]
-    float2* part;        // (mean, M2) of 256 pixels: [tile][channel]; null with split K
+    float* out;          // convolution: kPlain [pixel][channel]; kNative [tile][row][16 channels][8][lane] float4
+    double* stats;       // convolution: [channel](sum, sum of squares)
+    float* exchange;     // split K: parts of the sums; level 2: parts of the softmax
+    unsigned* flags;     // arrivals: a tile or a pair of tiles each; from kMaxTiles on a group of channels each
+    const float* gamma;  // kFused: of the batch norm
+    double inv_count;    // kFused: 1 / pixels
+    __half* act;         // kFused: hi plane of the softmax
+    int64_t act_plane;   // kFused: from hi to lo
+    __half* pool;        // kFused: hi plane of the max-pool, or null
+    int64_t pool_plane;
     __half* up;          // transposed convolution: hi plane
     const float* bias;   // of the transposed convolution
     int64_t up_plane;    // from hi to lo
-    int64_t split_stride;
-    int H, W, log_w, log_h;
+    int H, W;
     int columns;         // GEMM columns in all
     int c0_chunks;       // chunks of 32 channels in the first input
     int tiles_n, tiles_m, tiles;
-    int its;             // A tiles for each output tile
-    int wt, nt, tw, th;  // tile: nt images, 4 rows, wt columns; tiles along W and H
+    int its;             // pixel tiles for each output tile
+    int wt, nt, tw, th;  // tile: nt images, wt columns; tiles along W and H
+    int narrow;          // W == 32: two images a tile, map order (channel, x, image, y)
     int log_cu;          // channels of the transposed convolution
 };
 
-template <int BN, bool UP>
+template <int MODE, bool UP, int SPLITS, int KIND>
 __global__ void __launch_bounds__(384, 1)
     gemm_kernel(const __grid_constant__ CUtensorMap map_a0, const __grid_constant__ CUtensorMap map_a1,
                 const __grid_constant__ CUtensorMap map_b, const __grid_constant__ GemmArgs g) {
-    using C = Config<BN, UP>;
+    using C = Config<MODE, UP>;
+    static_assert(SPLITS == 1 || (MODE == 0 && !UP), "split K only with 128 channels");
+    static_assert(KIND != kFused || (MODE == 0 && !UP), "fused softmax only with 128 channels");
+    static_assert(SPLITS == 1 || KIND == kFused, "split K only with the fused softmax");
+    constexpr int kTileRows = C::kPixels / 64;
     extern __shared__ uint8_t dynamic_shared[];
     let_next_kernel_start();
     const uint32_t raw_base = shared_address(dynamic_shared);
     const uint32_t pad = (1024u - (raw_base & 1023u)) & 1023u;
-    const uint32_t a_base = raw_base + pad;
-    const uint32_t b_base = a_base + C::kAStages * C::kAStage;
-    float2* stats = reinterpret_cast<float2*>(dynamic_shared + pad + C::kAStages * C::kAStage +
-                                              C::kBStages * C::kBStage);
-    const uint32_t full_a = b_base + C::kBStages * C::kBStage + C::kStats;
-    const uint32_t empty_a = full_a + 8 * C::kAStages;
-    const uint32_t full_b = empty_a + 8 * C::kAStages;
-    const uint32_t empty_b = full_b + 8 * C::kBStages;
+    const uint32_t p_base = raw_base + pad;
+    const uint32_t w_base = p_base + C::kPStages * C::kPStage;
+    const uint32_t full_p = w_base + C::kWStages * C::kWStage;
+    const uint32_t empty_p = full_p + 8 * C::kPStages;
+    const uint32_t full_w = empty_p + 8 * C::kPStages;
+    const uint32_t empty_w = full_w + 8 * C::kWStages;
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < C::kAStages; ++i) {
-            mbar_init(full_a + 8 * i, 1);
-            mbar_init(empty_a + 8 * i, 8);
+        for (int i = 0; i < C::kPStages; ++i) {
+            mbar_init(full_p + 8 * i, 1);
+            mbar_init(empty_p + 8 * i, 8);
         }
-        for (int i = 0; i < C::kBStages; ++i) {
-            mbar_init(full_b + 8 * i, 1);
-            mbar_init(empty_b + 8 * i, 8);
+        for (int i = 0; i < C::kWStages; ++i) {
+            mbar_init(full_w + 8 * i, 1);
+            mbar_init(empty_w + 8 * i, 8);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("fence.proxy.async;" ::: "memory");
@@ -220,16 +284,16 @@ __global__ void __launch_bounds__(384, 1)
         // ---------------- producer
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) {
-            int sa = 0, sb = 0;
-            uint32_t pa = 1, pb = 1;  // a fresh barrier lets a wait for parity 1 pass
+            int sp = 0, sw = 0;
+            uint32_t pp = 1, pw = 1;  // a fresh barrier lets a wait for parity 1 pass
             for (int tile = blockIdx.x; tile < g.tiles; tile += gridDim.x) {
-                const int n0 = (tile % g.tiles_n) * BN;
+                const int n0 = (tile % g.tiles_n) * C::kColumns;
                 const int rest = tile / g.tiles_n;
                 const int m = rest % g.tiles_m;
                 const int split = rest / g.tiles_m;
                 const int x0 = (m % g.tw) * g.wt;
                 const int my = m / g.tw;
-                const int y0 = (my % g.th) * 4;
+                const int y0 = (my % g.th) * kTileRows;
                 const int image = (my / g.th) * g.nt;
                 const int it_end = (split + 1) * g.its;
                 for (int it = split * g.its; it < it_end; ++it) {
@@ -240,203 +304,352 @@ __global__ void __launch_bounds__(384, 1)
                     const int channel = (second ? chunk - g.c0_chunks : chunk) * 32;
                     const int x = UP ? x0 : x0 + kx - 1;
                     const int y = UP ? y0 : y0 - 1;
-                    mbar_wait(empty_a + 8 * sa, pa);
-                    mbar_expect(full_a + 8 * sa, C::kAStage);
-                    const uint32_t a_dst = a_base + sa * C::kAStage;
-                    tma_load_4d(a_dst, map, full_a + 8 * sa, channel, x, y, image);
-                    tma_load_4d(a_dst + C::kAPlane, map, full_a + 8 * sa, channel, x, y, image + kBatch);
-                    if (++sa == C::kAStages) {
-                        sa = 0;
-                        pa ^= 1;
+                    mbar_wait(empty_p + 8 * sp, pp);
+                    mbar_expect(full_p + 8 * sp, C::kPStage);
+                    const uint32_t p_dst = p_base + sp * C::kPStage;
+                    const int hi2 = g.narrow ? image : y;
+                    const int hi3 = g.narrow ? y : image;
+                    const int lo2 = g.narrow ? image + kBatch : y;
+                    const int lo3 = g.narrow ? y : image + kBatch;
+                    tma_load_4d(p_dst, map, full_p + 8 * sp, channel, x, hi2, hi3);
+                    tma_load_4d(p_dst + C::kPPlane, map, full_p + 8 * sp, channel, x, lo2, lo3);
+                    if (++sp == C::kPStages) {
+                        sp = 0;
+                        pp ^= 1;
                     }
                     for (int ky = 0; ky < C::kTaps; ++ky) {
                         const int tap = UP ? 0 : ky * 3 + kx;
-                        mbar_wait(empty_b + 8 * sb, pb);
-                        mbar_expect(full_b + 8 * sb, C::kBStage);
-                        tma_load_3d(b_base + sb * C::kBStage, &map_b, full_b + 8 * sb, chunk * 32, n0, tap * 2);
-                        if (++sb == C::kBStages) {
-                            sb = 0;
-                            pb ^= 1;
+                        mbar_wait(empty_w + 8 * sw, pw);
+                        mbar_expect(full_w + 8 * sw, C::kWStage);
+                        tma_load_3d(w_base + sw * C::kWStage, &map_b, full_w + 8 * sw, chunk * 32, n0, tap * 2);
+                        if (++sw == C::kWStages) {
+                            sw = 0;
+                            pw ^= 1;
                         }
                     }
                 }
             }
         }
     } else {
-        // ---------------- two consumer warpgroups, 128 pixels each
+        // ---------------- two consumer warpgroups
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        constexpr int kAcc = C::kN / 2;
         const int wg = group - 1;
         const int lane = threadIdx.x & 31;
         const int warp4 = (threadIdx.x >> 5) & 3;
-        const int warp8 = wg * 4 + warp4;
-        const bool wide = g.wt == 64;
-        const int row_step = (wide ? 64 : 32) * 64;  // bytes for one ky
-        int row_start[2];                            // bytes
-#pragma unroll
-        for (int mb = 0; mb < 2; ++mb) {
-            const int j = wg * 2 + mb;
-            row_start[mb] = (UP || wide) ? j * 64 * 64 : ((j >> 1) * 6 + (j & 1) * 2) * 32 * 64;
-        }
-        float acc[2][64];
-        float acl[2][BN == 64 ? 32 : 1];
-        int sa = 0, sb = 0;
-        uint32_t pa = 0, pb = 0;
-        int parity = 0;
+        const uint32_t w_offset = MODE == 0 ? wg * 64 * 64 : 0;       // bytes
+        const uint32_t p_offset = MODE == 0 ? 0 : wg * C::kN * 64;    // bytes
+        float acc[kAcc];
+        int sp = 0, sw = 0;
+        uint32_t pp = 0, pw = 0;
 
         for (int tile = blockIdx.x; tile < g.tiles; tile += gridDim.x) {
 #pragma unroll
-            for (int mb = 0; mb < 2; ++mb) {
-#pragma unroll
-                for (int i = 0; i < 64; ++i) acc[mb][i] = 0.0f;
-                if constexpr (BN == 64) {
-#pragma unroll
-                    for (int i = 0; i < 32; ++i) acl[mb][i] = 0.0f;
-                }
-            }
-            int prev_a = -1, prev_b = -1;
+            for (int i = 0; i < kAcc; ++i) acc[i] = 0.0f;
+            int prev_p = -1, prev_w = -1;
             for (int it = 0; it < g.its; ++it) {
-                mbar_wait(full_a + 8 * sa, pa);
-                const uint32_t a_stage = a_base + sa * C::kAStage;
+                mbar_wait(full_p + 8 * sp, pp);
+                const uint32_t p_stage = p_base + sp * C::kPStage + p_offset;
 #pragma unroll
                 for (int ky = 0; ky < C::kTaps; ++ky) {
-                    mbar_wait(full_b + 8 * sb, pb);
-                    const uint64_t db = make_desc(b_base + sb * C::kBStage);
+                    mbar_wait(full_w + 8 * sw, pw);
+                    const uint64_t dw = make_desc(w_base + sw * C::kWStage + w_offset);
+                    const uint64_t dp = make_desc(p_stage + ky * 64 * 64);
+                    const uint64_t dw_lo = dw + (C::kWPlane >> 4);
+                    const uint64_t dp_lo = dp + (C::kPPlane >> 4);
                     wgmma_fence();
 #pragma unroll
                     for (int k = 0; k < 2; ++k) {
-#pragma unroll
-                        for (int mb = 0; mb < 2; ++mb) {
-                            const uint64_t da = make_desc(a_stage + row_start[mb] + ky * row_step) + 2 * k;
-                            const uint64_t da_lo = da + (C::kAPlane >> 4);
-                            if constexpr (BN == 128) {
-                                wgmma_n128(acc[mb], da, db + 2 * k);
-                                wgmma_n128(acc[mb], da, db + (C::kBPlane >> 4) + 2 * k);
-                                wgmma_n128(acc[mb], da_lo, db + 2 * k);
-                            } else {
-                                // columns 0..63: B hi, columns 64..127: B lo (its rows follow in shared memory)
-                                wgmma_n128(acc[mb], da, db + 2 * k);
-                                wgmma_n64(acl[mb], da_lo, db + 2 * k);
-                            }
-                        }
+                        wgmma(acc, dw + 2 * k, dp + 2 * k);
+                        wgmma(acc, dw_lo + 2 * k, dp + 2 * k);
+                        wgmma(acc, dw + 2 * k, dp_lo + 2 * k);
                     }
                     wgmma_commit();
                     wgmma_wait<1>();  // the group before is done: free what it read
                     if (lane == 0) {
-                        if (prev_b >= 0) mbar_arrive(empty_b + 8 * prev_b);
-                        if (ky == 0 && prev_a >= 0) mbar_arrive(empty_a + 8 * prev_a);
+                        if (prev_w >= 0) mbar_arrive(empty_w + 8 * prev_w);
+                        if (ky == 0 && prev_p >= 0) mbar_arrive(empty_p + 8 * prev_p);
                     }
                     __syncwarp();
-                    prev_b = sb;
-                    if (++sb == C::kBStages) {
-                        sb = 0;
-                        pb ^= 1;
+                    prev_w = sw;
+                    if (++sw == C::kWStages) {
+                        sw = 0;
+                        pw ^= 1;
                     }
                 }
-                prev_a = sa;
-                if (++sa == C::kAStages) {
-                    sa = 0;
-                    pa ^= 1;
+                prev_p = sp;
+                if (++sp == C::kPStages) {
+                    sp = 0;
+                    pp ^= 1;
                 }
             }
             wgmma_wait<0>();
             if (lane == 0) {
-                mbar_arrive(empty_b + 8 * prev_b);
-                mbar_arrive(empty_a + 8 * prev_a);
+                mbar_arrive(empty_w + 8 * prev_w);
+                mbar_arrive(empty_p + 8 * prev_p);
             }
             __syncwarp();
 #pragma unroll
-            for (int mb = 0; mb < 2; ++mb) {
-#pragma unroll
-                for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(acc[mb][i])::"memory");
-                if constexpr (BN == 64) {
-#pragma unroll
-                    for (int i = 0; i < 32; ++i) {
-                        asm volatile("" : "+f"(acl[mb][i])::"memory");
-                        acc[mb][i] += acc[mb][i + 32] + acl[mb][i];
-                    }
-                }
-            }
+            for (int i = 0; i < kAcc; ++i) asm volatile("" : "+f"(acc[i])::"memory");
 
-            // ---------------- epilogue
-            const int n0 = (tile % g.tiles_n) * BN;
+            // ---------------- epilogue: acc[j8 * 4 + h * 2 + e] is row lane / 4 + 8 h of the warp's 16 channels,
+            // pixel j8 * 8 + (lane & 3) * 2 + e of the warpgroup
+            const int n0 = (tile % g.tiles_n) * C::kColumns;
             const int rest = tile / g.tiles_n;
             const int m = rest % g.tiles_m;
             const int split = rest / g.tiles_m;
             const int x0 = (m % g.tw) * g.wt;
             const int my = m / g.tw;
-            const int y0 = (my % g.th) * 4;
+            const int y0 = (my % g.th) * kTileRows;
             const int image = (my / g.th) * g.nt;
-            const int quad = (lane & 3) * 2;
+            const int quad = lane & 3;
+            const int row8 = lane >> 2;
+            const int column16 = n0 + (MODE == 0 ? wg * 64 : 0) + warp4 * 16;
+            const int first_row = MODE == 0 ? 0 : wg * (C::kN / 64);  // rows of 64 pixels before this warpgroup's
+
+            if constexpr (UP) {
+                constexpr float kUnscale = 1.0f / 16384.0f;  // 2^11 / 2^25
+                const int cu = 1 << g.log_cu;
+                const int t = column16 >> g.log_cu;
+                const int co16 = column16 & (cu - 1);
+                // the packed rows are permuted: row 8 h + 2 q + e is channel 4 q + 2 h + e
+                const int co = co16 + (row8 >> 1) * 4 + (row8 & 1);
+                const float bias0 = g.bias[co] * 2048.0f;
+                const float bias1 = g.bias[co + 2] * 2048.0f;
+                const int first = (image * 2 * g.H + 2 * (y0 + first_row) + (t >> 1)) * (2 * g.W) + 2 * x0 + (t & 1);
+                const int half_step = g.narrow ? 4 * g.H * g.W : 64;
+                __half* const to0 = g.up + static_cast<int64_t>(first + 2 * row8) * cu + co16 + quad * 4;
 #pragma unroll
-            for (int mb = 0; mb < 2; ++mb) {
-                const int j = wg * 2 + mb;
-                const int base = wide ? (image * g.H + y0 + j) * g.W + x0 : image * g.H * g.W + j * 64;
+                for (int j8 = 0; j8 < kAcc / 4; ++j8) {
+                    const int step = (j8 >> 3) * 4 * g.W + ((j8 >> 2) & 1) * half_step + (j8 & 3) * 16;
+                    __half* const to = to0 + static_cast<int64_t>(step) * cu;
+                    store_transposed(to, g.up_plane, acc[j8 * 4] * kUnscale + bias0, acc[j8 * 4 + 1] * kUnscale + bias0,
+                                     acc[j8 * 4 + 2] * kUnscale + bias1, acc[j8 * 4 + 3] * kUnscale + bias1);
+                }
+            } else {
+                constexpr int kOwn = kAcc / SPLITS;  // registers that this CTA finishes
+                if constexpr (SPLITS > 1) {
+                    const int t = static_cast<int>(threadIdx.x) - 128;
+                    const int tile_mn = tile % (g.tiles_n * g.tiles_m);
+                    float4* const area = reinterpret_cast<float4*>(g.exchange) + t;
+                    // slot (destination q, source split) of this tile
 #pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const int pixel = base + warp4 * 16 + (lane >> 2) + 8 * h;
-                    if constexpr (UP) {
-                        constexpr float kUnscale = 1.0f / 16384.0f;  // 2^11 / 2^25
-                        const int cu = 1 << g.log_cu;
-                        const int x = pixel & (g.W - 1);
-                        const int y = (pixel >> g.log_w) & (g.H - 1);
-                        const int n = pixel >> (g.log_w + g.log_h);
+                    for (int q = 0; q < SPLITS; ++q) {
+                        if (q != split) {
+                            float4* const to = area + static_cast<int64_t>((tile_mn * SPLITS + q) * SPLITS + split) *
+                                                          (kOwn / 4) * 256;
 #pragma unroll
-                        for (int j8 = 0; j8 < BN / 8; ++j8) {
-                            const int column = n0 + j8 * 8 + quad;
-                            const int t = column >> g.log_cu;
-                            const int co = column & (cu - 1);
-                            const float2 b = *reinterpret_cast<const float2*>(g.bias + co);
-                            const int64_t target = static_cast<int64_t>((n * 2 * g.H + 2 * y + (t >> 1)) * (2 * g.W) +
-                                                                        2 * x + (t & 1)) * cu + co;
-                            __half2 hi, lo;
-                            split2(acc[mb][j8 * 4 + h * 2] * kUnscale + b.x * 2048.0f,
-                                   acc[mb][j8 * 4 + h * 2 + 1] * kUnscale + b.y * 2048.0f, hi, lo);
-                            *reinterpret_cast<__half2*>(g.up + target) = hi;
-                            *reinterpret_cast<__half2*>(g.up + g.up_plane + target) = lo;
+                            for (int i = 0; i < kOwn / 4; ++i)
+                                __stcg(to + i * 256, make_float4(acc[q * kOwn + i * 4], acc[q * kOwn + i * 4 + 1],
+                                                                 acc[q * kOwn + i * 4 + 2],
+                                                                 acc[q * kOwn + i * 4 + 3]));
                         }
-                    } else {
-                        constexpr float kUnscale = 1.0f / 33554432.0f;  // 2^-25
-                        float* row = g.out + split * g.split_stride + static_cast<int64_t>(pixel) * g.columns + n0 +
-                                     quad;
+                    }
 #pragma unroll
-                        for (int j8 = 0; j8 < BN / 8; ++j8) {
-                            const float v0 = acc[mb][j8 * 4 + h * 2] * kUnscale;
-                            const float v1 = acc[mb][j8 * 4 + h * 2 + 1] * kUnscale;
-                            acc[mb][j8 * 4 + h * 2] = v0;
-                            acc[mb][j8 * 4 + h * 2 + 1] = v1;
-                            *reinterpret_cast<float2*>(row + j8 * 8) = make_float2(v0, v1);
+                    for (int q = 1; q < SPLITS; ++q) {
+                        if (q == split) {
+#pragma unroll
+                            for (int i = 0; i < kOwn; ++i) acc[i] = acc[q * kOwn + i];
+                        }
+                    }
+                    __threadfence();
+                    asm volatile("bar.sync 1, 256;" ::: "memory");
+                    if (t == 0) {
+                        atomicAdd(g.flags + tile_mn, 1u);
+                        while (load_acquire(g.flags + tile_mn) < static_cast<unsigned>(SPLITS)) {
+                        }
+                        __threadfence();
+                    }
+                    asm volatile("bar.sync 1, 256;" ::: "memory");
+#pragma unroll
+                    for (int q = 0; q < SPLITS; ++q) {
+                        if (q != split) {
+                            const float4* const from =
+                                area + static_cast<int64_t>((tile_mn * SPLITS + split) * SPLITS + q) * (kOwn / 4) * 256;
+#pragma unroll
+                            for (int i = 0; i < kOwn / 4; ++i) {
+                                const float4 u = __ldcg(from + i * 256);
+                                acc[i * 4] += u.x, acc[i * 4 + 1] += u.y;
+                                acc[i * 4 + 2] += u.z, acc[i * 4 + 3] += u.w;
+                            }
                         }
                     }
                 }
-            }
-            if constexpr (!UP) {
-                if (g.part != nullptr) {
-                    float2* buffer = stats + parity * 8 * BN;
+                constexpr float kUnscale = 1.0f / 33554432.0f;  // 2^-25
 #pragma unroll
-                    for (int j8 = 0; j8 < BN / 8; ++j8) {
+                for (int i = 0; i < kOwn; ++i) acc[i] *= kUnscale;
+
+                const int own_row = first_row + (SPLITS > 1 ? split * (kOwn / 32) : 0);  // 32 registers: 64 pixels
+                const int base = (image * g.H + y0 + own_row) * g.W + x0;
+                const int half_step = g.narrow ? g.H * g.W : 32;
+                // of h = 0; that of h = 1 is kNext further
+                const int channel = column16 + (KIND == kPlain ? row8 : (row8 >> 1) * 4 + (row8 & 1));
+                constexpr int kNext = KIND == kPlain ? 8 : 2;
+                if constexpr (KIND == kPlain) {
+                    const int64_t pitch = g.columns;
+                    float* const to0 = g.out + static_cast<int64_t>(base + quad * 2) * pitch + channel;
 #pragma unroll
-                        for (int e = 0; e < 2; ++e) {
-                            const float v0 = acc[0][j8 * 4 + e], v1 = acc[0][j8 * 4 + 2 + e];
-                            const float v2 = acc[1][j8 * 4 + e], v3 = acc[1][j8 * 4 + 2 + e];
-                            float sum = (v0 + v1) + (v2 + v3);
-                            sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-                            sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-                            sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-                            const float mean = sum * (1.0f / 32.0f);
-                            const float d0 = v0 - mean, d1 = v1 - mean, d2 = v2 - mean, d3 = v3 - mean;
-                            float m2 = (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3);
-                            m2 += __shfl_xor_sync(0xffffffffu, m2, 4);
-                            m2 += __shfl_xor_sync(0xffffffffu, m2, 8);
-                            m2 += __shfl_xor_sync(0xffffffffu, m2, 16);
-                            if (lane < 4) buffer[warp8 * BN + j8 * 8 + quad + e] = make_float2(mean, m2);
+                    for (int j4 = 0; j4 < kOwn / 16; ++j4) {
+                        float* const to = to0 + static_cast<int64_t>((j4 >> 1) * g.W + (j4 & 1) * half_step) * pitch;
+#pragma unroll
+                        for (int k = 0; k < 4; ++k) {
+#pragma unroll
+                            for (int e = 0; e < 2; ++e) {
+                                float* const pixel = to + (k * 8 + e) * pitch;
+                                pixel[0] = acc[(j4 * 4 + k) * 4 + e];
+                                pixel[8] = acc[(j4 * 4 + k) * 4 + 2 + e];
+                            }
                         }
                     }
-                    asm volatile("bar.sync 1, 256;" ::: "memory");
-                    const int column = threadIdx.x - 128;
-                    if (column < BN)
-                        g.part[static_cast<int64_t>(m) * g.columns + n0 + column] =
-                            merge_equal(buffer + column, 8, BN, 32.0f);
-                    parity ^= 1;  // the next tile writes the other buffer: one barrier a tile is enough
+                }
+                if constexpr (KIND == kNative) {
+                    const int groups = g.columns >> 4;
+                    float4* const to = reinterpret_cast<float4*>(g.out) +
+                                       (static_cast<int64_t>(m * kTileRows + first_row) * groups + (column16 >> 4)) * 256 +
+                                       lane;
+#pragma unroll
+                    for (int j8 = 0; j8 < kOwn / 4; ++j8)
+                        to[(j8 >> 3) * groups * 256 + (j8 & 7) * 32] =
+                            make_float4(acc[j8 * 4], acc[j8 * 4 + 1], acc[j8 * 4 + 2], acc[j8 * 4 + 3]);
+                }
+                // Sums of deviations from the local mean, then fp64: exact for any rounding of that mean.
+                constexpr float kCount = static_cast<float>(kOwn * 2);  // pixels of a channel in a quad of lanes
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    float sum = 0.0f;
+#pragma unroll
+                    for (int j = 0; j < kOwn / 4; ++j) sum += acc[j * 4 + h * 2] + acc[j * 4 + h * 2 + 1];
+                    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+                    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+                    const float mean = sum * (1.0f / kCount);
+                    float s1 = 0.0f, s2 = 0.0f;
+#pragma unroll
+                    for (int j = 0; j < kOwn / 4; ++j) {
+                        const float d0 = acc[j * 4 + h * 2] - mean;
+                        const float d1 = acc[j * 4 + h * 2 + 1] - mean;
+                        s1 += d0 + d1;
+                        s2 += d0 * d0 + d1 * d1;
+                    }
+                    s1 += __shfl_xor_sync(0xffffffffu, s1, 1);
+                    s1 += __shfl_xor_sync(0xffffffffu, s1, 2);
+                    s2 += __shfl_xor_sync(0xffffffffu, s2, 1);
+                    s2 += __shfl_xor_sync(0xffffffffu, s2, 2);
+                    if (quad == 0) {
+                        const double dm = mean, d1 = s1, d2 = s2, n = kCount;
+                        double* const stats = g.stats + 2 * (channel + kNext * h);
+                        atomicAdd(stats, n * dm + d1);
+                        atomicAdd(stats + 1, d2 + 2.0 * dm * d1 + n * dm * dm);
+                    }
+                }
+
+                if constexpr (KIND == kFused) {
+                    // Every tile has a resident block of its own, so blocks may wait for each other.
+                    const int t = static_cast<int>(threadIdx.x) - 128;
+                    const int tile_n = tile % g.tiles_n;
+                    meet(g.flags + kMaxTiles + tile_n, static_cast<unsigned>(g.tiles / g.tiles_n), t);
+                    constexpr int kSeg = SPLITS == 4 ? 16 : 32;  // registers of one row: 32 or 64 pixels
+                    constexpr int kSegs = kOwn / kSeg;
+                    float top[kSegs][2], factor[kSegs][2];
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) {
+                        const float s = batch_scale(g.stats, g.gamma, channel + kNext * h, g.inv_count);
+#pragma unroll
+                        for (int q = 0; q < kSegs; ++q) {
+                            float peak = acc[q * kSeg + h * 2] * s;
+#pragma unroll
+                            for (int i = 0; i < kSeg / 4; ++i) {
+                                peak = fmaxf(peak, acc[q * kSeg + i * 4 + h * 2] * s);
+                                peak = fmaxf(peak, acc[q * kSeg + i * 4 + h * 2 + 1] * s);
+                            }
+                            peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
+                            peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
+                            float sum = 0.0f;
+#pragma unroll
+                            for (int i = 0; i < kSeg / 4; ++i) {
+#pragma unroll
+                                for (int e = 0; e < 2; ++e) {
+                                    const int r = q * kSeg + i * 4 + h * 2 + e;
+                                    acc[r] = exp2f(fmaf(acc[r], s, -peak));
+                                    sum += acc[r];
+                                }
+                            }
+                            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+                            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+                            top[q][h] = peak;
+                            factor[q][h] = sum;
+                        }
+                    }
+                    if constexpr (SPLITS == 1) {
+                        // a row is two tiles: combine (maximum, sum) with those of the other half
+                        const int other = tile_n + (m ^ 1) * g.tiles_n;
+                        float2* const area = reinterpret_cast<float2*>(g.exchange);
+                        const int column = channel - n0;
+                        if (quad == 0) {
+#pragma unroll
+                            for (int q = 0; q < kSegs; ++q) {
+#pragma unroll
+                                for (int h = 0; h < 2; ++h)
+                                    __stcg(area + (tile * kSegs + q) * C::kColumns + column + kNext * h,
+                                           make_float2(top[q][h], factor[q][h]));
+                            }
+                        }
+                        meet(g.flags + tile_n + (m >> 1) * g.tiles_n, 2u, t);
+#pragma unroll
+                        for (int q = 0; q < kSegs; ++q) {
+#pragma unroll
+                            for (int h = 0; h < 2; ++h) {
+                                const float2 u = __ldcg(area + (other * kSegs + q) * C::kColumns + column + kNext * h);
+                                const float peak = fmaxf(top[q][h], u.x);
+                                const float mine = exp2f(top[q][h] - peak);
+                                factor[q][h] =
+                                    32768.0f * mine / (factor[q][h] * mine + u.y * exp2f(u.x - peak));
+                            }
+                        }
+                    } else {
+#pragma unroll
+                        for (int q = 0; q < kSegs; ++q) {
+#pragma unroll
+                            for (int h = 0; h < 2; ++h) factor[q][h] = 32768.0f / factor[q][h];
+                        }
+                    }
+#pragma unroll
+                    for (int i = 0; i < kOwn; ++i) acc[i] *= factor[i / kSeg][(i >> 1) & 1];
+                    __half* const to0 =
+                        g.act + static_cast<int64_t>(base + row8) * g.columns + column16 + quad * 4;
+#pragma unroll
+                    for (int j8 = 0; j8 < kOwn / 4; ++j8) {
+                        const int step = (j8 >> 3) * g.W + ((j8 >> 2) & 1) * half_step + (j8 & 3) * 8;
+                        store_transposed(to0 + static_cast<int64_t>(step) * g.columns, g.act_plane, acc[j8 * 4],
+                                         acc[j8 * 4 + 1], acc[j8 * 4 + 2], acc[j8 * 4 + 3]);
+                    }
+                    if constexpr (SPLITS < 4) {
+                        if (g.pool != nullptr) {
+                            // column 2 quad + b of a block is pooled pixel 4 b + quad of its 8
+                            const int half_w = g.W >> 1;
+                            const int pooled =
+                                (image * (g.H >> 1) + ((y0 + own_row) >> 1)) * half_w + (x0 >> 1) + (row8 & 1) * 4 +
+                                (row8 >> 1);
+                            __half* const pool0 =
+                                g.pool + static_cast<int64_t>(pooled) * g.columns + column16 + quad * 4;
+#pragma unroll
+                            for (int r = 0; r < kOwn / 64; ++r) {
+#pragma unroll
+                                for (int jj = 0; jj < 4; ++jj) {
+                                    float v[2][2];
+#pragma unroll
+                                    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+                                        for (int b = 0; b < 2; ++b) {
+                                            const int i = r * 64 + (jj * 2 + b) * 4 + h * 2;
+                                            v[h][b] = fmaxf(fmaxf(acc[i], acc[i + 1]), fmaxf(acc[i + 32], acc[i + 33]));
+                                        }
+                                    }
+                                    store_transposed(pool0 + static_cast<int64_t>(r * half_w + jj * 8) * g.columns,
+                                                     g.pool_plane, v[0][0], v[0][1], v[1][0], v[1][1]);
+                                }
+                            }
+                        }
+                    }
                 }
             }
         }
@@ -451,13 +664,16 @@ struct PackEntry {
     int cin, cout;
     int cup;    // input channels that come from a transposed convolution
     int up;     // 1: weights of a transposed convolution
+    int perm;   // 1: rows of 16 output channels in the order 8 h + 2 q + e for channel 4 q + 2 h + e
 };
 constexpr int kPackEntries = 21;
 struct PackTable {
     PackEntry e[kPackEntries];
 };
 constexpr int kFirstBlocks = 2048;  // 8 * 64 rows, 4 segments of 128 pixels
-constexpr int kInterleave = 7;      // every 7th block is one of the first convolution
+constexpr int kInterleave = 4;      // every 4th block is one of the first convolution
+constexpr int kStatChannels = 5824;  // channels of the 17 other convolutions
+constexpr int kZeroWords = kStatChannels * 4 + 17 * kFlagWords;
 
 __device__ __forceinline__ void pack_block(const PackTable& table, int block, float* s) {
     const int t = threadIdx.x;
@@ -470,28 +686,43 @@ __device__ __forceinline__ void pack_block(const PackTable& table, int block, fl
     const int ci_blocks = cin / 64;
     const int ci0 = (local % ci_blocks) * 64;
     if (!table.e[which].up) {
-        // (cout, cin, 9) to [tap][hi, lo][cout][cin]: 4 cout by 64 cin
-        const int co0 = (local / ci_blocks) * 4;
+        // (cout, cin, 9) to [tap][hi, lo][cout][cin]: 8 cout by 64 cin
+        constexpr int kPitch = 578;
+        const int co0 = (local / ci_blocks) * 8;
         const float scale = ci0 < table.e[which].cup ? 16384.0f : 1024.0f;
-        for (int i = t; i < 576; i += 256) {
-            const int co = i / 144, q = i % 144;
-            const float4 v = *reinterpret_cast<const float4*>(
-                src + (static_cast<int64_t>(co0 + co) * cin + ci0) * 9 + q * 4);
-            *reinterpret_cast<float4*>(s + co * 576 + q * 4) = v;
+        float4 v[5];
+#pragma unroll
+        for (int j = 0; j < 5; ++j) {
+            const int i = t + j * 256;
+            if (i < 1152) {
+                const int co = i / 144, q = i % 144;
+                v[j] = *reinterpret_cast<const float4*>(src + (static_cast<int64_t>(co0 + co) * cin + ci0) * 9 + q * 4);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 5; ++j) {
+            const int i = t + j * 256;
+            if (i < 1152) {
+                const int co = i / 144, q = i % 144;
+                float* to = s + co * kPitch + q * 4;
+                *reinterpret_cast<float2*>(to) = make_float2(v[j].x, v[j].y);
+                *reinterpret_cast<float2*>(to + 2) = make_float2(v[j].z, v[j].w);
+            }
         }
         __syncthreads();
+        const int64_t plane = static_cast<int64_t>(cout) * cin;
         for (int i = t; i < 1152; i += 256) {
-            const int pair = i & 31, rest = i >> 5;
-            const int co = rest & 3, tap = rest >> 2;
-            const float* from = s + co * 576 + pair * 18 + tap;
-            __half2 hi, lo;
-            split2(from[0] * scale, from[9] * scale, hi, lo);
-            __half* to = dst + (static_cast<int64_t>(tap * 2) * cout + co0 + co) * cin + ci0 + pair * 2;
-            *reinterpret_cast<__half2*>(to) = hi;
-            *reinterpret_cast<__half2*>(to + static_cast<int64_t>(cout) * cin) = lo;
+            const int four = i & 15, co = (i >> 4) & 7, tap = i >> 7;
+            const float* from = s + co * kPitch + four * 36 + tap;
+            const int full = co0 + co;
+            const int row = table.e[which].perm
+                                ? (full & ~15) + ((full >> 1) & 1) * 8 + ((full >> 2) & 3) * 2 + (full & 1)
+                                : full;
+            __half* to = dst + static_cast<int64_t>(tap * 2) * plane + static_cast<int64_t>(row) * cin + ci0 + four * 4;
+            store_split4(to, to + plane, from[0] * scale, from[9] * scale, from[18] * scale, from[27] * scale);
         }
     } else {
-        // (cin, cout, 4) to [hi, lo][t * cout + co][cin]: 64 cin by 16 co by 4
+        // (cin, cout, 4) to [hi, lo][t * cout + permuted co][cin]: 64 cin by 16 co by 4
         const int co0 = (local / ci_blocks) * 16;
         for (int i = t; i < 1024; i += 256) {
             const int ci = i >> 4, q = i & 15;
@@ -503,7 +734,9 @@ __device__ __forceinline__ void pack_block(const PackTable& table, int block, fl
         __syncthreads();
         for (int i = t; i < 2048; i += 256) {
             const int pair = i & 31, f = i >> 5;
-            const int row = (f & 3) * cout + co0 + (f >> 2);
+            const int c = f >> 2;
+            // channel 4 q + 2 h + e of 16 is row 8 h + 2 q + e
+            const int row = (f & 3) * cout + co0 + ((c >> 1) & 1) * 8 + (c >> 2) * 2 + (c & 1);
             __half2 hi, lo;
             split2(s[pair * 2 * 65 + f] * 1024.0f, s[(pair * 2 + 1) * 65 + f] * 1024.0f, hi, lo);
             __half* to = dst + static_cast<int64_t>(row) * cin + ci0 + pair * 2;
@@ -515,12 +748,11 @@ __device__ __forceinline__ void pack_block(const PackTable& table, int block, fl
 
 // 128 pixels of a row by 64 channels, 8 input channels, fp32. A thread: 8 pixels by 4 channels.
 __device__ __forceinline__ void first_conv_block(const float* __restrict__ x, const float* __restrict__ w,
-                                                 float* __restrict__ out, float2* __restrict__ part, int block,
-                                                 float* s) {
+                                                 float* __restrict__ out, double* stats, int block, float* s) {
     constexpr int kRow = 136, kPitch = 68;
     float* xs = s;                                                   // [ci * 3 + ky][136]
     float* ws = s + 24 * kRow;                                       // [ci * 9 + ky * 3 + kx][68]
-    float2* st = reinterpret_cast<float2*>(s + 24 * kRow + 72 * kPitch);  // [8][64]
+    float4* st = reinterpret_cast<float4*>(s + 24 * kRow + 72 * kPitch);  // [8][64]: mean, deviations, squares
     const int t = threadIdx.x;
     const int x0 = (block & 3) * 128;
     const int row = block >> 2;
@@ -576,29 +808,46 @@ __device__ __forceinline__ void first_conv_block(const float* __restrict__ x, co
         for (int p = 0; p < 8; ++p) sum += acc[p][q];
         sum += __shfl_xor_sync(0xffffffffu, sum, 16);
         const float mean = sum * (1.0f / 16.0f);
-        float m2 = 0.0f;
+        float s1 = 0.0f, s2 = 0.0f;
 #pragma unroll
         for (int p = 0; p < 8; ++p) {
             const float d = acc[p][q] - mean;
-            m2 += d * d;
+            s1 += d;
+            s2 += d * d;
         }
-        m2 += __shfl_xor_sync(0xffffffffu, m2, 16);
-        if ((t & 31) < 16) st[(t >> 5) * 64 + cg * 4 + q] = make_float2(mean, m2);
+        s1 += __shfl_xor_sync(0xffffffffu, s1, 16);
+        s2 += __shfl_xor_sync(0xffffffffu, s2, 16);
+        if ((t & 31) < 16) st[(t >> 5) * 64 + cg * 4 + q] = make_float4(mean, s1, s2, 0.0f);
     }
     __syncthreads();
-    if (t < 64) part[block * 64 + t] = merge_equal(st + t, 8, 64, 16.0f);
+    if (t < 64) {
+        double total = 0.0, squares = 0.0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float4 u = st[i * 64 + t];
+            const double dm = u.x, d1 = u.y, d2 = u.z;
+            total += 16.0 * dm + d1;
+            squares += d2 + 2.0 * dm * d1 + 16.0 * dm * dm;
+        }
+        atomicAdd(stats + 2 * t, total);
+        atomicAdd(stats + 2 * t + 1, squares);
+    }
 }
 
-constexpr int kFrontFloats = 24 * 136 + 72 * 68 + 8 * 64 * 2;
+constexpr int kFrontFloats = 24 * 136 + 72 * 68 + 8 * 64 * 4;
 
+// `first_stats` is zero on entry (final_kernel leaves it so); `zero` are the sums and flags of the later layers.
 __global__ void __launch_bounds__(256, 4)
-    front_kernel(const __grid_constant__ PackTable table, const float* x, const float* w, float* out, float2* part) {
+    front_kernel(const __grid_constant__ PackTable table, const float* x, const float* w, float* out,
+                 double* first_stats, unsigned* zero) {
     __shared__ __align__(16) float s[kFrontFloats];
     let_next_kernel_start();
     wait_for_kernels_before();
     const int b = blockIdx.x;
+    const int z = b * 256 + static_cast<int>(threadIdx.x);
+    if (z < kZeroWords) zero[z] = 0u;
     if (b % kInterleave == 0 && b / kInterleave < kFirstBlocks) {
-        first_conv_block(x, w, out, part, b / kInterleave, s);
+        first_conv_block(x, w, out, first_stats, b / kInterleave, s);
     } else {
         int before = (b + kInterleave - 1) / kInterleave;
         if (before > kFirstBlocks) before = kFirstBlocks;
@@ -606,94 +855,8 @@ __global__ void __launch_bounds__(256, 4)
     }
 }
 
-// ------------------------------------------------------------------ batch norm
-// scale[c] = gamma / sqrt(var + eps) * log2(e) from T partial (mean, M2) of `count` values. 8 channels a block.
-__global__ void __launch_bounds__(1024)
-    finalize_kernel(const float2* part, int T, float count, int channels, const float* gamma, float* scale) {
-    __shared__ float red[2][32][8];
-    let_next_kernel_start();
-    wait_for_kernels_before();
-    const int t = threadIdx.x, cl = t & 7, warp = t >> 5;
-    const float2* from = part + blockIdx.x * 8 + cl;
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int i = t >> 3; i < T; i += 128) sum += from[static_cast<int64_t>(i) * channels].x;
-    sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-    if ((t & 31) < 8) red[0][warp][cl] = sum;
-    __syncthreads();
-    float mean = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 32; ++i) mean += red[0][i][cl];
-    mean /= static_cast<float>(T);
-    float m2 = 0.0f;
-#pragma unroll 4
-    for (int i = t >> 3; i < T; i += 128) {
-        const float2 v = from[static_cast<int64_t>(i) * channels];
-        const float d = v.x - mean;
-        m2 += v.y + count * d * d;
-    }
-    m2 += __shfl_xor_sync(0xffffffffu, m2, 8);
-    m2 += __shfl_xor_sync(0xffffffffu, m2, 16);
-    if ((t & 31) < 8) red[1][warp][cl] = m2;
-    __syncthreads();
-    if (t < 8) {
-        float total = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 32; ++i) total += red[1][i][t];
-        const float variance = total / (static_cast<float>(T) * count);
-        scale[blockIdx.x * 8 + t] = gamma[blockIdx.x * 8 + t] / sqrtf(variance + 1e-5f) * kLog2e;
-    }
-}
-
-// Sums the splits of K and takes the statistics: 256 pixels by 32 channels a block.
-template <int S>
-__global__ void __launch_bounds__(256)
-    reduce_kernel(const float* in, int64_t split_stride, float* out, float2* part, int channels) {
-    __shared__ float2 st[8][32];
-    let_next_kernel_start();
-    wait_for_kernels_before();
-    const int t = threadIdx.x, cl = t & 7, p0 = t >> 3;
-    const int64_t base =
-        (static_cast<int64_t>(blockIdx.y) * 256 + p0) * channels + static_cast<int>(blockIdx.x) * 32 + cl * 4;
-    float v[8][4];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float* from = in + base + static_cast<int64_t>(i) * 32 * channels;
-        float4 sum = *reinterpret_cast<const float4*>(from);
-#pragma unroll
-        for (int s = 1; s < S; ++s) {
-            const float4 u = *reinterpret_cast<const float4*>(from + s * split_stride);
-            sum.x += u.x, sum.y += u.y, sum.z += u.z, sum.w += u.w;
-        }
-        *reinterpret_cast<float4*>(out + base + static_cast<int64_t>(i) * 32 * channels) = sum;
-        v[i][0] = sum.x, v[i][1] = sum.y, v[i][2] = sum.z, v[i][3] = sum.w;
-    }
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sum += v[i][q];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-        const float mean = sum * (1.0f / 32.0f);
-        float m2 = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const float d = v[i][q] - mean;
-            m2 += d * d;
-        }
-        m2 += __shfl_xor_sync(0xffffffffu, m2, 8);
-        m2 += __shfl_xor_sync(0xffffffffu, m2, 16);
-        if ((t & 31) < 8) st[t >> 5][cl * 4 + q] = make_float2(mean, m2);
-    }
-    __syncthreads();
-    if (t < 32)
-        part[static_cast<int64_t>(blockIdx.y) * channels + blockIdx.x * 32 + t] = merge_equal(&st[0][t], 8, 32, 32.0f);
-}
-
 // ------------------------------------------------------------------ softmax along the width
-// Loads V pixels of 4 channels, leaves exp2(v * s - max) in v and the reciprocal of the row's sum in inv.
+// Leaves exp2(v * s - max) in v and the reciprocal of the row's sum in inv.
 // CL lanes hold the channels of a pixel; `red_max`, `red_sum` are [warps][CL].
 template <int V, int CL, int WARPS>
 __device__ __forceinline__ void row_exponentials(float (&v)[V][4], const float (&s)[4], float (&inv)[4],
@@ -740,69 +903,146 @@ __device__ __forceinline__ void row_exponentials(float (&v)[V][4], const float (
     for (int q = 0; q < 4; ++q) inv[q] = 1.0f / sum[q];
 }
 
-// A block: one row (POOL: two rows) of 32 channels. Thread: 4 channels, W / 32 pixels, in pairs where there are any.
-template <int W, bool POOL>
-__global__ void __launch_bounds__(256)
-    softmax_kernel(const float* in, const float* scale, __half* out, int64_t plane, __half* pool, int64_t pool_plane,
-                   int channels) {
-    constexpr int V = W / 32;
-    constexpr int kRows = POOL ? 2 : 1;
-    __shared__ float4 red_max[8 * 8];
-    __shared__ float4 red_sum[8 * 8];
+// Softmax after the first convolution: 512 wide, 64 channels, [pixel][channel]. A block: one row of 16 channels.
+// Rows in reverse: those written last are still in L2.
+__global__ void __launch_bounds__(256, 3)
+    first_softmax_kernel(const float* in, const double* stats, const float* gamma, double inv_count, __half* out,
+                         int64_t plane) {
+    constexpr int W = 512, channels = 64;
+    constexpr int CL = 4;        // lanes that hold the channels of a pixel
+    constexpr int G = 256 / CL;  // pixels at a time
+    constexpr int V = W / G;
+    __shared__ float4 red_max[8 * CL];
+    __shared__ float4 red_sum[8 * CL];
     let_next_kernel_start();
     wait_for_kernels_before();
-    const int t = threadIdx.x, cl = t & 7, g = t >> 3;
-    const int c = static_cast<int>(blockIdx.y) * 32 + cl * 4;
-    const float4 s4 = *reinterpret_cast<const float4*>(scale + c);
-    const float s[4] = {s4.x, s4.y, s4.z, s4.w};
-    float pooled[POOL ? V / 2 : 1][4];
+    const int t = threadIdx.x, cl = t & (CL - 1), g = t >> 2;
+    const int c = static_cast<int>(blockIdx.x) * (4 * CL) + cl * 4;
+    const int row = static_cast<int>(gridDim.y) - 1 - static_cast<int>(blockIdx.y);
+    const int64_t base = static_cast<int64_t>(row) * W * channels + c;
+    float v[V][4], s[4], inv[4];
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+        const float4 u = __ldcs(reinterpret_cast<const float4*>(in + base + static_cast<int64_t>(i * G + g) * channels));
+        v[i][0] = u.x, v[i][1] = u.y, v[i][2] = u.z, v[i][3] = u.w;
+    }
+#pragma unroll
+    for (int q = 0; q < 4; ++q) s[q] = batch_scale(stats, gamma, c + q, inv_count);
+    row_exponentials<V, CL, 8>(v, s, inv, red_max, red_sum);
+#pragma unroll
+    for (int q = 0; q < 4; ++q) inv[q] *= 32768.0f;
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+        __half* to = out + base + static_cast<int64_t>(i * G + g) * channels;
+        store_split4(to, to + plane, v[i][0] * inv[0], v[i][1] * inv[1], v[i][2] * inv[2], v[i][3] * inv[3]);
+    }
+}
+
+// Softmax of a raw tensor in the accumulators' order: levels 0 and 1, W = 64 * TW, tiles of ROWS rows of 64 pixels.
+// A block: one row (POOL: two rows), 8 warps of 64 pixels by 16 channels each. Rows in reverse.
+template <int TW, int ROWS, bool POOL>
+__global__ void __launch_bounds__(256, 3)
+    row_softmax_kernel(const float* in, const double* stats, const float* gamma, double inv_count, __half* out,
+                       int64_t plane, __half* pool, int64_t pool_plane) {
+    constexpr int kGroups = 32 / TW;  // groups of 16 channels
+    constexpr int kChannels = kGroups * 16;
+    constexpr int W = 64 * TW;
+    constexpr int kRows = POOL ? 2 : 1;
+    __shared__ float2 red_max[8 * 8];
+    __shared__ float2 red_sum[8 * 8];
+    let_next_kernel_start();
+    wait_for_kernels_before();
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int quad = lane & 3, row8 = lane >> 2;
+    const int xt = warp % TW;
+    const int first_warp = warp - xt;  // the TW warps from here hold the row
+    const int group = static_cast<int>(blockIdx.x) * (8 / TW) + warp / TW;
+    const int by = static_cast<int>(gridDim.y) - 1 - static_cast<int>(blockIdx.y);
+    const int channel = group * 16 + (row8 >> 1) * 4 + (row8 & 1);
+    const float s0 = batch_scale(stats, gamma, channel, inv_count);
+    const float s1 = batch_scale(stats, gamma, channel + 2, inv_count);
+    float pooled[POOL ? 8 : 1][2];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-        const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + r;
-        const int64_t base = row * W * channels + c;
-        float v[V][4], inv[4];
+        const int line = by * kRows + r;  // image * H + y
+        const int tile = (line / ROWS) * TW + xt;
+        const float4* const from = reinterpret_cast<const float4*>(in) +
+                                   (static_cast<int64_t>(tile * ROWS + line % ROWS) * kGroups + group) * 256 + lane;
+        float4 v[8];
 #pragma unroll
-        for (int i = 0; i < V; ++i) {
-            const int w = V == 1 ? g : ((i >> 1) * 32 + g) * 2 + (i & 1);
-            const float4 u = *reinterpret_cast<const float4*>(in + base + static_cast<int64_t>(w) * channels);
-            v[i][0] = u.x, v[i][1] = u.y, v[i][2] = u.z, v[i][3] = u.w;
+        for (int j = 0; j < 8; ++j) v[j] = __ldcs(from + j * 32);
+        float m0 = v[0].x * s0, m1 = v[0].z * s1;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            m0 = fmaxf(m0, fmaxf(v[j].x * s0, v[j].y * s0));
+            m1 = fmaxf(m1, fmaxf(v[j].z * s1, v[j].w * s1));
         }
-        row_exponentials<V, 8, 8>(v, s, inv, red_max, red_sum);
+        m0 = fmaxf(m0, __shfl_xor_sync(0xffffffffu, m0, 1));
+        m1 = fmaxf(m1, __shfl_xor_sync(0xffffffffu, m1, 1));
+        m0 = fmaxf(m0, __shfl_xor_sync(0xffffffffu, m0, 2));
+        m1 = fmaxf(m1, __shfl_xor_sync(0xffffffffu, m1, 2));
+        if (quad == 0) red_max[warp * 8 + row8] = make_float2(m0, m1);
+        __syncthreads();
 #pragma unroll
-        for (int q = 0; q < 4; ++q) inv[q] *= 32768.0f;
-#pragma unroll
-        for (int i = 0; i < V; ++i) {
-            const int w = V == 1 ? g : ((i >> 1) * 32 + g) * 2 + (i & 1);
-#pragma unroll
-            for (int q = 0; q < 4; ++q) v[i][q] *= inv[q];
-            __half* to = out + base + static_cast<int64_t>(w) * channels;
-            store_split4(to, to + plane, v[i][0], v[i][1], v[i][2], v[i][3]);
+        for (int i = 0; i < TW; ++i) {
+            const float2 u = red_max[(first_warp + i) * 8 + row8];
+            m0 = fmaxf(m0, u.x);
+            m1 = fmaxf(m1, u.y);
         }
-        if constexpr (POOL) {
+        float sum0 = 0.0f, sum1 = 0.0f;
 #pragma unroll
-            for (int i = 0; i < V / 2; ++i) {
+        for (int j = 0; j < 8; ++j) {
+            v[j].x = exp2f(fmaf(v[j].x, s0, -m0));
+            v[j].y = exp2f(fmaf(v[j].y, s0, -m0));
+            v[j].z = exp2f(fmaf(v[j].z, s1, -m1));
+            v[j].w = exp2f(fmaf(v[j].w, s1, -m1));
+            sum0 += v[j].x + v[j].y;
+            sum1 += v[j].z + v[j].w;
+        }
+        sum0 += __shfl_xor_sync(0xffffffffu, sum0, 1);
+        sum1 += __shfl_xor_sync(0xffffffffu, sum1, 1);
+        sum0 += __shfl_xor_sync(0xffffffffu, sum0, 2);
+        sum1 += __shfl_xor_sync(0xffffffffu, sum1, 2);
+        if (quad == 0) red_sum[warp * 8 + row8] = make_float2(sum0, sum1);
+        __syncthreads();
+        sum0 = 0.0f, sum1 = 0.0f;
 #pragma unroll
-                for (int q = 0; q < 4; ++q) {
-                    const float larger = fmaxf(v[2 * i][q], v[2 * i + 1][q]);
-                    pooled[i][q] = r == 0 ? larger : fmaxf(pooled[i][q], larger);
-                }
+        for (int i = 0; i < TW; ++i) {
+            const float2 u = red_sum[(first_warp + i) * 8 + row8];
+            sum0 += u.x;
+            sum1 += u.y;
+        }
+        const float inv0 = 32768.0f / sum0, inv1 = 32768.0f / sum1;
+        __half* const to = out + (static_cast<int64_t>(line) * W + xt * 64 + row8) * kChannels + group * 16 + quad * 4;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            v[j].x *= inv0, v[j].y *= inv0, v[j].z *= inv1, v[j].w *= inv1;
+            store_transposed(to + j * 8 * kChannels, plane, v[j].x, v[j].y, v[j].z, v[j].w);
+            if constexpr (POOL) {
+                const float larger0 = fmaxf(v[j].x, v[j].y), larger1 = fmaxf(v[j].z, v[j].w);
+                pooled[j][0] = r == 0 ? larger0 : fmaxf(pooled[j][0], larger0);
+                pooled[j][1] = r == 0 ? larger1 : fmaxf(pooled[j][1], larger1);
             }
         }
     }
     if constexpr (POOL) {
-        // rows 2 * blockIdx.x and + 1 of all images make row blockIdx.x of the pooled images
-        const int64_t base = static_cast<int64_t>(blockIdx.x) * (W / 2) * channels + c;
+        // rows 2 * by and + 1 of all images make row `by` of the pooled images; column 2 quad + b of a block is
+        // pooled pixel 4 b + quad of its 8
+        const int pixel = xt * 32 + (row8 & 1) * 4 + (row8 >> 1);
+        __half* const to =
+            pool + (static_cast<int64_t>(by) * (W / 2) + pixel) * kChannels + group * 16 + quad * 4;
 #pragma unroll
-        for (int i = 0; i < V / 2; ++i) {
-            __half* to = pool + base + static_cast<int64_t>(i * 32 + g) * channels;
-            store_split4(to, to + pool_plane, pooled[i][0], pooled[i][1], pooled[i][2], pooled[i][3]);
-        }
+        for (int jj = 0; jj < 4; ++jj)
+            store_transposed(to + jj * 8 * kChannels, pool_plane, pooled[2 * jj][0], pooled[2 * jj + 1][0],
+                             pooled[2 * jj][1], pooled[2 * jj + 1][1]);
     }
 }
 
-// Softmax of the last layer (64 channels, 512 wide) and the 1x1 convolution to 4 channels. A block: one row.
+// Softmax of the last layer (64 channels, 512 wide) and the 1x1 convolution to 4 channels. A block: one row, in
+// reverse.
 __global__ void __launch_bounds__(512)
-    final_kernel(const float* in, const float* scale, const float* weight, const float* bias, float* out) {
+    final_kernel(const float* in, const double* stats, const float* gamma, double inv_count, const float* weight,
+                 const float* bias, float* out, double* first_stats) {
     constexpr int V = 16;
     __shared__ float4 red_max[16 * 16];
     __shared__ float4 red_sum[16 * 16];
@@ -811,14 +1051,16 @@ __global__ void __launch_bounds__(512)
     wait_for_kernels_before();
     const int t = threadIdx.x, cl = t & 15, g = t >> 4;
     const int c = cl * 4;
-    const float4 s4 = *reinterpret_cast<const float4*>(scale + c);
-    const float s[4] = {s4.x, s4.y, s4.z, s4.w};
-    const int row = blockIdx.x;  // n * 64 + h
+    if (blockIdx.x == 0 && t < 128) first_stats[t] = 0.0;  // for the next call; read long ago in this one
+    float s[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) s[q] = batch_scale(stats, gamma, c + q, inv_count);
+    const int row = static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x);  // n * 64 + h
     const float* from = in + static_cast<int64_t>(row) * 512 * 64 + c;
     float v[V][4], inv[4];
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-        const float4 u = *reinterpret_cast<const float4*>(from + (g + 32 * i) * 64);
+        const float4 u = __ldcs(reinterpret_cast<const float4*>(from + (g + 32 * i) * 64));
         v[i][0] = u.x, v[i][1] = u.y, v[i][2] = u.z, v[i][3] = u.w;
     }
     row_exponentials<V, 16, 16>(v, s, inv, red_max, red_sum);
@@ -871,8 +1113,9 @@ static const ConvSpec kUps[4] = {{40, 1024, 512, 0}, {50, 512, 256, 0}, {60, 256
 static int64_t level_pixels(int level) { return static_cast<int64_t>(kBatch) * (64 >> level) * (512 >> level); }
 
 struct Workspace {
-    float *raw, *reduced, *scale;
-    float2* part;
+    float *raw, *exchange;
+    double *stats[17], *first_stats;
+    unsigned *zero, *flags[17];
     __half *mid, *enc[4], *pool[4], *up[4], *dec;
     __half *conv_w[17], *up_w[4];
     int64_t bytes;
@@ -886,10 +1129,19 @@ static Workspace plan(char* base) {
         used += (bytes + 1023) / 1024 * 1024;
         return p;
     };
+    ws.first_stats = reinterpret_cast<double*>(take(64 * 2 * 8));
+    // sums and flags of the later layers, zeroed by the front kernel: kZeroWords words
+    char* const zero = take(static_cast<int64_t>(kZeroWords) * 4);
+    ws.zero = reinterpret_cast<unsigned*>(zero);
+    int64_t channels = 0;
+    for (int i = 0; i < 17; ++i) {
+        ws.stats[i] = reinterpret_cast<double*>(zero + channels * 16);
+        channels += kConvs[i].cout;
+    }
+    for (int i = 0; i < 17; ++i)
+        ws.flags[i] = reinterpret_cast<unsigned*>(zero + static_cast<int64_t>(kStatChannels) * 16) + i * kFlagWords;
     ws.raw = reinterpret_cast<float*>(take(level_pixels(0) * 64 * 4));
-    ws.reduced = reinterpret_cast<float*>(take(level_pixels(3) * 512 * 4));
-    ws.scale = reinterpret_cast<float*>(take(1024 * 4));
-    ws.part = reinterpret_cast<float2*>(take(2048 * 64 * 8));
+    ws.exchange = reinterpret_cast<float*>(take(128 * 128 * 1024));
     ws.mid = reinterpret_cast<__half*>(take(level_pixels(0) * 64 * 4));
     ws.dec = reinterpret_cast<__half*>(take(level_pixels(1) * 128 * 4));
     for (int l = 0; l < 4; ++l) {
@@ -915,15 +1167,18 @@ struct Runner {
 
     const float* parameter(int i) const { return static_cast<const float*>(p[i]); }
 
-    // Activations: [hi, lo][n][y][x][channel] as (channel, x, y, n + 8 * plane).
+    // Activations: [hi, lo][n][y][x][channel] as (channel, x, y, n + 8 * plane); where W is 32 as
+    // (channel, x, n + 8 * plane, y), so that a row of two images is 64 pixels of a tile.
     CUtensorMap activation_map(const __half* data, int channels, int level, int box_rows) {
         CUtensorMap map;
         const int W = 512 >> level, H = 64 >> level;
-        const cuuint64_t c = channels, w = W, h = H;
-        const cuuint64_t dims[4] = {c, w, h, 2 * kBatch};
-        const cuuint64_t strides[3] = {c * 2, c * w * 2, c * w * h * 2};
-        const cuuint32_t box[4] = {32, static_cast<cuuint32_t>(W >= 64 ? 64 : 32), static_cast<cuuint32_t>(box_rows),
-                                   static_cast<cuuint32_t>(W >= 64 ? 1 : 2)};
+        const bool narrow = W < 64;
+        const cuuint64_t c = channels, w = W, h = H, n = 2 * kBatch;
+        const cuuint64_t row = c * w * 2, picture = c * w * h * 2;
+        const cuuint32_t rows = static_cast<cuuint32_t>(box_rows);
+        const cuuint64_t dims[4] = {c, w, narrow ? n : h, narrow ? h : n};
+        const cuuint64_t strides[3] = {c * 2, narrow ? picture : row, narrow ? row : picture};
+        const cuuint32_t box[4] = {32u, narrow ? 32u : 64u, narrow ? 2u : rows, narrow ? rows : 1u};
         const cuuint32_t ones[4] = {1, 1, 1, 1};
         const CUresult r = encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, const_cast<__half*>(data), dims, strides,
                                   box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_64B,
@@ -952,90 +1207,95 @@ struct Runner {
         if (error != cudaSuccess && failure == 0) failure = static_cast<int>(error);
     }
 
-    GemmArgs geometry(int level) {
+    // Tiles of `rows` rows of 64 pixels (two images of 32 where W is 32).
+    GemmArgs geometry(int level, int rows) {
         GemmArgs g = {};
         g.H = 64 >> level, g.W = 512 >> level;
-        g.log_h = 6 - level, g.log_w = 9 - level;
-        g.wt = g.W >= 64 ? 64 : 32;
-        g.nt = g.W >= 64 ? 1 : 2;
+        g.narrow = g.W < 64 ? 1 : 0;
+        g.wt = g.narrow ? 32 : 64;
+        g.nt = g.narrow ? 2 : 1;
         g.tw = g.W / g.wt;
-        g.th = g.H / 4;
-        g.tiles_m = static_cast<int>(level_pixels(level) / 256);
+        g.th = g.H / rows;
+        g.tiles_m = static_cast<int>(level_pixels(level) / (rows * 64));
         return g;
     }
 
-    template <int BN, bool UP>
+    template <int MODE, bool UP, int SPLITS, int KIND>
     void launch_gemm(const CUtensorMap& a0, const CUtensorMap& a1, const CUtensorMap& b, const GemmArgs& g) {
         const int blocks = g.tiles < processors ? g.tiles : processors;
-        launch_early(gemm_kernel<BN, UP>, dim3(blocks), dim3(384), Config<BN, UP>::kShared, stream, a0, a1, b, g);
-        check();
-    }
-
-    void finalize(int T, float count, int channels, const float* gamma) {
-        launch_early(finalize_kernel, dim3(channels / 8), dim3(1024), 0, stream, ws.part, T, count, channels, gamma,
-                     ws.scale);
-        check();
-    }
-
-    template <int W, bool POOL>
-    void launch_softmax(const float* in, int level, int channels, __half* out, __half* pool) {
-        const int rows = kBatch * (64 >> level) / (POOL ? 2 : 1);
-        launch_early(softmax_kernel<W, POOL>, dim3(rows, channels / 32), dim3(256), 0, stream, in, ws.scale, out,
-                     level_pixels(level) * channels, pool, level_pixels(level) / 4 * channels, channels);
-        check();
-    }
-    void softmax(const float* in, int level, int channels, __half* out, __half* pool) {
-        if (pool) {
-            if (level == 0) launch_softmax<512, true>(in, level, channels, out, pool);
-            if (level == 1) launch_softmax<256, true>(in, level, channels, out, pool);
-            if (level == 2) launch_softmax<128, true>(in, level, channels, out, pool);
-            if (level == 3) launch_softmax<64, true>(in, level, channels, out, pool);
-        } else {
-            if (level == 0) launch_softmax<512, false>(in, level, channels, out, pool);
-            if (level == 1) launch_softmax<256, false>(in, level, channels, out, pool);
-            if (level == 2) launch_softmax<128, false>(in, level, channels, out, pool);
-            if (level == 3) launch_softmax<64, false>(in, level, channels, out, pool);
-            if (level == 4) launch_softmax<32, false>(in, level, channels, out, pool);
+        if (KIND == kFused && blocks < g.tiles) {  // its blocks wait for each other
+            if (failure == 0) failure = 30000;
+            return;
         }
+        cudaFuncSetAttribute(gemm_kernel<MODE, UP, SPLITS, KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             Config<MODE, UP>::kShared);
+        launch_early(gemm_kernel<MODE, UP, SPLITS, KIND>, dim3(blocks), dim3(384), Config<MODE, UP>::kShared, stream,
+                     a0, a1, b, g);
+        check();
     }
 
-    // 3x3 convolution number `index`, scale of its batch norm, softmax (none where out is null).
+    template <int TW, int ROWS, bool POOL>
+    void launch_softmax(const double* stats, const float* gamma, int level, __half* out, __half* pool) {
+        const int64_t channels = 512 / TW;
+        const int rows = kBatch * (64 >> level) / (POOL ? 2 : 1);
+        const double inv_count = 1.0 / static_cast<double>(level_pixels(level));
+        launch_early(row_softmax_kernel<TW, ROWS, POOL>, dim3(4, rows), dim3(256), 0, stream, ws.raw, stats, gamma,
+                     inv_count, out, level_pixels(level) * channels, pool, level_pixels(level) / 4 * channels);
+        check();
+    }
+
+    // 3x3 convolution number `index`, its batch norm's sums, softmax and max-pool. The softmax of the last one is left
+    // to final_kernel (out is null).
     void layer(int index, int level, const __half* first, const __half* second, __half* out, __half* pool) {
         const ConvSpec spec = kConvs[index];
         const int c0 = second ? spec.cup : spec.cin;
-        const int bn = spec.cout == 64 ? 64 : 128;
+        const bool small = spec.cout == 64;
+        const int bn = small ? 64 : 128;
+        const int rows = small ? 8 : 4;
         const int splits = level == 4 ? 4 : level == 3 ? 2 : 1;
-        const CUtensorMap a0 = activation_map(first, c0, level, 6);
-        const CUtensorMap a1 = second ? activation_map(second, spec.cin - c0, level, 6) : a0;
+        const CUtensorMap a0 = activation_map(first, c0, level, rows + 2);
+        const CUtensorMap a1 = second ? activation_map(second, spec.cin - c0, level, rows + 2) : a0;
         const CUtensorMap b = weight_map(ws.conv_w[index], spec.cin, spec.cout, 18, bn);
-        const int64_t pixels = level_pixels(level);
-        GemmArgs g = geometry(level);
+        const float* const gamma = parameter(spec.parameter + 2);
+        GemmArgs g = geometry(level, rows);
         g.out = ws.raw;
-        g.part = splits == 1 ? ws.part : nullptr;
-        g.split_stride = pixels * spec.cout;
+        g.stats = ws.stats[index];
+        g.exchange = ws.exchange;
+        g.flags = ws.flags[index];
+        g.gamma = gamma;
+        g.inv_count = 1.0 / static_cast<double>(level_pixels(level));
+        g.act = out;
+        g.act_plane = level_pixels(level) * spec.cout;
+        g.pool = pool;
+        g.pool_plane = level_pixels(level) / 4 * spec.cout;
         g.columns = spec.cout;
         g.c0_chunks = c0 / 32;
         g.tiles_n = spec.cout / bn;
         g.tiles = g.tiles_n * g.tiles_m * splits;
         g.its = spec.cin / 32 * 3 / splits;
-        if (bn == 64)
-            launch_gemm<64, false>(a0, a1, b, g);
-        else
-            launch_gemm<128, false>(a0, a1, b, g);
-        const float* result = ws.raw;
-        if (splits > 1) {
-            const dim3 grid(spec.cout / 32, static_cast<unsigned>(pixels / 256));
-            if (splits == 2)
-                launch_early(reduce_kernel<2>, grid, dim3(256), 0, stream, ws.raw, g.split_stride, ws.reduced, ws.part,
-                             spec.cout);
+        if (level == 0) {
+            if (!out) {
+                launch_gemm<1, false, 1, kPlain>(a0, a1, b, g);
+                return;
+            }
+            launch_gemm<1, false, 1, kNative>(a0, a1, b, g);
+            if (pool)
+                launch_softmax<8, 8, true>(g.stats, gamma, level, out, pool);
             else
-                launch_early(reduce_kernel<4>, grid, dim3(256), 0, stream, ws.raw, g.split_stride, ws.reduced, ws.part,
-                             spec.cout);
-            check();
-            result = ws.reduced;
+                launch_softmax<8, 8, false>(g.stats, gamma, level, out, pool);
+        } else if (level == 1) {
+            launch_gemm<0, false, 1, kNative>(a0, a1, b, g);
+            if (pool)
+                launch_softmax<4, 4, true>(g.stats, gamma, level, out, pool);
+            else
+                launch_softmax<4, 4, false>(g.stats, gamma, level, out, pool);
+        } else if (level == 2) {
+            launch_gemm<0, false, 1, kFused>(a0, a1, b, g);
+        } else if (level == 3) {
+            launch_gemm<0, false, 2, kFused>(a0, a1, b, g);
+        } else {
+            launch_gemm<0, false, 4, kFused>(a0, a1, b, g);
         }
-        finalize(static_cast<int>(pixels / 256), 256.0f, spec.cout, parameter(spec.parameter + 2));
-        if (out) softmax(result, level, spec.cout, out, pool);
     }
 
     // Transposed convolution number `index` from `level` to the level above.
@@ -1044,7 +1304,7 @@ struct Runner {
         const int bn = index == 0 ? 64 : 128;
         const CUtensorMap a = activation_map(in, spec.cin, level, 4);
         const CUtensorMap b = weight_map(ws.up_w[index], spec.cin, 4 * spec.cout, 2, bn);
-        GemmArgs g = geometry(level);
+        GemmArgs g = geometry(level, 4);
         g.up = ws.up[level - 1];
         g.bias = parameter(spec.parameter + 1);
         g.up_plane = level_pixels(level - 1) * spec.cout;
@@ -1056,14 +1316,15 @@ struct Runner {
         g.log_cu = 6;
         while ((1 << g.log_cu) < spec.cout) ++g.log_cu;
         if (bn == 64)
-            launch_gemm<64, true>(a, a, b, g);
+            launch_gemm<2, true, 1, kPlain>(a, a, b, g);
         else
-            launch_gemm<128, true>(a, a, b, g);
+            launch_gemm<0, true, 1, kPlain>(a, a, b, g);
     }
 };
 
 extern "C" int64_t unet_workspace_bytes() { return plan(nullptr).bytes; }
 
+// The workspace must be all zero before the first call.
 extern "C" int unet_forward(const void* const* parameters, const float* x, float* out, void* workspace,
                             void* encode_function, void* stream_pointer) {
     Runner r;
@@ -1075,14 +1336,6 @@ extern "C" int unet_forward(const void* const* parameters, const float* x, float
     int device = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&r.processors, cudaDevAttrMultiProcessorCount, device);
-    cudaFuncSetAttribute(gemm_kernel<64, false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         Config<64, false>::kShared);
-    cudaFuncSetAttribute(gemm_kernel<128, false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         Config<128, false>::kShared);
-    cudaFuncSetAttribute(gemm_kernel<64, true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         Config<64, true>::kShared);
-    cudaFuncSetAttribute(gemm_kernel<128, true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         Config<128, true>::kShared);
     r.check();
     const Workspace& ws = r.ws;
 
@@ -1095,22 +1348,24 @@ extern "C" int unet_forward(const void* const* parameters, const float* x, float
         e.dst = ws.conv_w[i];
         e.start = blocks;
         e.cin = kConvs[i].cin, e.cout = kConvs[i].cout, e.cup = kConvs[i].cup, e.up = 0;
-        blocks += (e.cin / 64) * (e.cout / 4);
+        e.perm = i == 16 ? 0 : 1;  // final_kernel reads plain channels
+        blocks += (e.cin / 64) * (e.cout / 8);
     }
     for (int i = 0; i < 4; ++i) {
         PackEntry& e = table.e[17 + i];
         e.src = r.parameter(kUps[i].parameter);
         e.dst = ws.up_w[i];
         e.start = blocks;
-        e.cin = kUps[i].cin, e.cout = kUps[i].cout, e.cup = 0, e.up = 1;
+        e.cin = kUps[i].cin, e.cout = kUps[i].cout, e.cup = 0, e.up = 1, e.perm = 1;
         blocks += (e.cin / 64) * (e.cout / 16);
     }
     launch_early(front_kernel, dim3(blocks + kFirstBlocks), dim3(256), 0, r.stream, table, x, r.parameter(0), ws.raw,
-                 ws.part);
+                 ws.first_stats, ws.zero);
     r.check();
-    r.finalize(kFirstBlocks, 128.0f, 64, r.parameter(2));
     __half* const no_pool = nullptr;
-    r.softmax(ws.raw, 0, 64, ws.mid, no_pool);
+    launch_early(first_softmax_kernel, dim3(4, kBatch * 64), dim3(256), 0, r.stream, ws.raw, ws.first_stats,
+                 r.parameter(2), 1.0 / static_cast<double>(level_pixels(0)), ws.mid, level_pixels(0) * 64);
+    r.check();
 
     // Encoder.
     r.layer(0, 0, ws.mid, nullptr, ws.enc[0], ws.pool[0]);
@@ -1135,8 +1390,8 @@ extern "C" int unet_forward(const void* const* parameters, const float* x, float
     r.upconv(3, 1, ws.dec);
     r.layer(15, 0, ws.up[0], ws.enc[0], ws.mid, no_pool);
     r.layer(16, 0, ws.mid, nullptr, nullptr, no_pool);
-    launch_early(final_kernel, dim3(kBatch * 64), dim3(512), 0, r.stream, ws.raw, ws.scale, r.parameter(80),
-                 r.parameter(81), out);
+    launch_early(final_kernel, dim3(kBatch * 64), dim3(512), 0, r.stream, ws.raw, ws.stats[16], r.parameter(78),
+                 1.0 / static_cast<double>(level_pixels(0)), r.parameter(80), r.parameter(81), out, ws.first_stats);
     r.check();
     return r.failure;
 }
@@ -1144,7 +1399,7 @@ extern "C" int unet_forward(const void* const* parameters, const float* x, float
 
 library = ctypes.CDLL(
     load_inline(
-        name="unet_softmax_split_fp16",
+        name="unet_softmax_split_fp16_fused",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a"],
@@ -1210,7 +1465,8 @@ class ModelNew(nn.Module):
         parameters = [parameter.detach().contiguous() for parameter in self.parameters()]
         pointers = (ctypes.c_void_p * len(parameters))(*[parameter.data_ptr() for parameter in parameters])
         if self._workspace is None or self._workspace.device != x.device:
-            self._workspace = torch.empty(unet_workspace_bytes(), dtype=torch.uint8, device=x.device)
+            # zeros: the first layer's sums start at zero; every call leaves them so
+            self._workspace = torch.zeros(unet_workspace_bytes(), dtype=torch.uint8, device=x.device)
         out = torch.empty((8, 4, 64, 512), dtype=torch.float32, device=x.device)
         stream = torch.cuda.current_stream().cuda_stream
         error = unet_forward(
