@@ -117,7 +117,7 @@ class ModelRunner:
         by_name = own.keys() == given.keys() and all(own[name].shape == given[name].shape for name in own)
         names = list(given) if by_name else _by_order(own, given)
         values = zip(names, given.values(), strict=True)
-        self.model.load_state_dict({name: value.view(own[name].shape).clone() for name, value in values})
+        self.model.load_state_dict({name: value.view(own[name].shape) for name, value in values})
         self.order = [(name, value.shape) for name, value in zip(names, given.values(), strict=True)]
         self.follow({"weights": self.follows}, [])
         return {"how": "by name" if by_name else "by order"}

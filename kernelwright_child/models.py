@@ -10,6 +10,7 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +24,11 @@ NARROW = (torch.float32, torch.float16, torch.bfloat16)
 CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 REINTERPRETING = (torch.Tensor.view, torch.finfo)
 """Functions whose dtype is not a precision to compute in."""
+
+BLOCK = {"cpu": 2**15, "cuda": 2**20}
+"""On a processor so few values that torch gives their operations no threads of its own, and that a cache holds them."""
+RELATIVE, SHIFT = 0.1, 0.05
+"""A weight is scaled by up to 10 % and raised by up to 5 % of its tensor's root mean square (of 1 where all are 0)."""
 
 
 def run_source(path: str, name: str) -> dict[str, Any]:
@@ -92,6 +98,40 @@ def constant_of(weight: torch.Tensor) -> float | None:
 
 
 Weights = list[tuple[torch.nn.Parameter | None, torch.Size]]
+
+
+def near(given: torch.Tensor, seed: int, device: str = "cpu", out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return other values near the given ones, which are of a floating dtype; they are drawn on `device`.
+
+    `out`: a contiguous tensor for them, which may be the given one.
+
+    Values of one and zero get other ones, so a candidate that leaves out such a weight is wrong. Positive values stay
+    positive (a running variance); infinities stay. They are drawn in blocks, several at a time: the largest weights
+    have a thousand million.
+    """
+    made = torch.empty_like(given, memory_format=torch.contiguous_format) if out is None else out
+    parts, givens = (torch.split(one.reshape(-1), BLOCK[device]) for one in (made, given))
+    blocks = list(zip(parts, givens, strict=True))
+    with ThreadPoolExecutor(torch.get_num_threads() if len(blocks) > 1 else 1) as pool:
+        sums = [sum(part) for part in zip(*pool.map(lambda pair: _squares(pair[1].to(device)), blocks), strict=True)]
+        shift = SHIFT * (math.sqrt(sums[0] / (sums[1] or 1)) or 1.0)
+        list(pool.map(lambda at: _fill(*blocks[at], device, shift, seed + at), range(len(blocks))))
+    return made
+
+
+def _squares(part: torch.Tensor) -> tuple[float, int]:
+    """The sum of squares of what is finite, and how many values are."""
+    norm = float(torch.linalg.vector_norm(part, dtype=torch.float64))
+    if math.isfinite(norm):
+        return norm**2, part.numel()
+    finite = part[part.isfinite()].double()
+    return float(finite.square().sum()), finite.numel()
+
+
+def _fill(made: torch.Tensor, flat: torch.Tensor, device: str, shift: float, seed: int) -> None:
+    part, rng = flat.to(device), torch.Generator(device).manual_seed(seed)
+    factor = torch.rand(part.shape, generator=rng, device=device).mul_(2 * RELATIVE).add_(1 - RELATIVE)
+    made.copy_((part.double() * factor).add_(torch.rand(part.shape, generator=rng, device=device), alpha=shift))
 
 
 def weights_of(model: torch.nn.Module, order: list[tuple[str, torch.Size]]) -> Weights:

@@ -25,6 +25,7 @@ from kernelwright_child.models import (
     cast_inputs,
     construct,
     differentiate,
+    near,
     run_source,
     use_threads,
     weights_of,
@@ -130,7 +131,7 @@ class Reference(ModelRunner):
         return super().handlers() | {
             "plan": self.plan,
             "construct again": self.construct_again,
-            "held weights": self.held_weights,
+            "change weights": self.change_weights,
             "draw": self.draw,
             "trace": self.trace,
             "changes": self.changes,
@@ -145,7 +146,7 @@ class Reference(ModelRunner):
         return {"plan": plan(message["source"], message["dtype"], message["backward"])}
 
     def load(self, message: Message, fds: list[int]) -> Message:
-        """Run the reference and construct `Model` under the given seed.
+        """Run the reference and construct `Model` under the given seed; with `near`, give it weights near its own.
 
         Returns arguments, weights, the names of weights that may change, and whether there are layers for images or
         volumes.
@@ -154,6 +155,8 @@ class Reference(ModelRunner):
         self.namespace = run_source(message["source"], "reference")
         self.dtype = message.get("dtype")
         arguments = self._constructed(message["seed"])
+        if message["near"] is not None:
+            self.change_weights(message, fds)
         self.order = [(name, value.shape) for name, value in self.model.state_dict().items()]
         self.is_differentiated = message["direction"] != "forward"
         given = arguments if isinstance(arguments, dict) else list(arguments)
@@ -169,6 +172,24 @@ class Reference(ModelRunner):
         self.constructor = lambda: construct(self.namespace["Model"], arguments)
         self.construct(seed)
         return arguments
+
+    def change_weights(self, message: Message, fds: list[int]) -> Message:
+        """Give each weight that may change values near its own, drawn under a seed; one with several names once."""
+        self.restore({}, [])
+        state, device = self.model.state_dict(), "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
+        own = {state[name].data_ptr(): state[name] for name in _changing(self.model) if name in state}
+        seeds = torch.randint(2**62, (len(own),), generator=torch.Generator().manual_seed(message["near"])).tolist()
+        with on_cores(message["cores"]):
+            for value, seed in zip(own.values(), seeds, strict=True):
+                if value.is_floating_point() and value.numel():
+                    out = value if value.is_contiguous() else None
+                    try:
+                        value.copy_(near(value, seed, device, out))
+                    except torch.OutOfMemoryError:  # others have the device's memory
+                        value.copy_(near(value, seed, "cpu", out))
+        torch.cuda.empty_cache()
+        self.drawn = {name: value.cpu() for name, value in state.items()}
+        return self.follow({"weights": self.follows}, []) | describe_result(self.drawn)
 
     def construct_seeded(self, message: Message, fds: list[int]) -> Message:
         self.drawn = self.construct(message["seed"], message["vary"])
@@ -213,11 +234,6 @@ class Reference(ModelRunner):
         # Not every version counts a graph that is found together with that of its gradients as the compiler's.
         found = max(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"])
         return {"made": counters["inductor"]["fxgraph_cache_miss"], "found": found}
-
-    def held_weights(self, message: Message, fds: list[int]) -> Message:
-        """Return the weights as the model holds them, which differ from given ones where two share their memory."""
-        self.drawn = dict(self.model.state_dict())
-        return describe_result(self.drawn)
 
     def draw(self, message: Message, fds: list[int]) -> Message:
         """Draw inputs under the given seed, with gradients of the outputs where the problem has a backward pass.

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -231,9 +231,6 @@ class GpuReference(ReferenceSession):
         if not session.can_be_mapped():
             session.share_outputs(self.needs.exact)
         self._forget = register(self.free_memory, self.settings.ordinal)
-
-    def _other_weights(self, device: str = "") -> Values:
-        return with_relief(partial(super()._other_weights, device or f"cuda:{self.settings.ordinal}"))
 
     def _require_followable(self, weights: list[int]) -> None:
         if weights or any("int" in self.layout[one][0] for one in self.changes):

@@ -10,7 +10,6 @@ from kernelwright.problems import Problem
 from kernelwright.sandbox.calls.backend import CERTAIN_BYTES, Backend, Needs, planned
 from kernelwright.sandbox.calls.sessions import Misbehaved, Refused, Session, Timed
 from kernelwright.sandbox.correctness.compare import mismatch, tolerance_of
-from kernelwright.sandbox.correctness.families import changed
 from kernelwright.sandbox.correctness.lint import OVERALL, RunningReference, draws, quick_status
 from kernelwright.sandbox.jail.process import ChildGone, ChildLate
 from kernelwright.sandbox.machine import gib
@@ -20,7 +19,7 @@ from kernelwright.sandbox.verdict.errors import BrokenProblem, UnsupportedHere, 
 from kernelwright.sandbox.verdict.settings import CompileMode
 from kernelwright.sandbox.verdict.verdicts import ProblemStatus
 from kernelwright.sandbox.workfolder import WorkFolder
-from kernelwright_child.models import constant_of
+from kernelwright_child.models import constant_of, near
 from kernelwright_child.wire import RESULT
 
 PATIENCE = 10
@@ -134,7 +133,9 @@ class ReferenceSession:
             "op": "load",
             "source": source,
             "seed": self._seed,
+            "near": fresh_seed() if self.form.changed_weights else None,
             "threads": self.settings.threads,
+            "cores": self.settings.cores,
             "direction": self.problem.direction,
             "dtype": self.problem.dtype,
         }
@@ -148,21 +149,14 @@ class ReferenceSession:
         self.arguments = alone(arguments, made)
         self.weight_names = [name for name, _ in weights["d"]]
         self.weights = alone(weights, made)
-        if self.form.changed_weights and self.weights.tensors:
-            self._session.copy_weights(self.weight_names, self._other_weights())
-            self.weights = self._session.fetch(self._session.ask({"op": "held weights"}, limit))
-
-    def _other_weights(self, device: str = "cpu") -> Values:
-        other = changed(self.weight_names, self.weights.tensors, self.changing, fresh_seed(), device)
-        return Values(self.weights.tree, tuple(other))
 
     @contextmanager
     def reweighted(self) -> Iterator[Values]:
         """Give the model other weights within the block, which are yielded."""
-        other = self._other_weights()
-        with self._translated():
-            self._session.copy_weights(self.weight_names, other)
+        question = {"op": "change weights", "near": fresh_seed(), "cores": self.settings.cores}
         try:
+            with self._translated():
+                other = self._session.fetch(self._session.ask(question, self.settings.start_timeout_s))
             yield other
         finally:
             with self._translated():
@@ -194,8 +188,7 @@ class ReferenceSession:
                 found[constant, raw.tensor().numel()] = raw
         if not found:
             return False
-        names = [str(number) for number in range(len(found))]
-        values = Values({"l": []}, tuple(changed(names, list(found.values()), names, fresh_seed())))
+        values = Values({"l": []}, tuple(RawTensor.of(near(raw.tensor(), fresh_seed())) for raw in found.values()))
         question = {"op": "replace constants", "constants": [constant for constant, _ in found], "only": None}
         with self._translated():
             own = question | {"only": sorted(self.changing)}

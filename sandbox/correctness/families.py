@@ -4,14 +4,11 @@ The families are the entries of `problems/input_distributions.py`. They are part
 candidate cannot distinguish a check from a timing. A problem is judged on those that it is defined for: the reference
 of a logarithm gives NaN for negative values, so they are left out if the problem never draws them.
 
-Every change is made in place, since an input may take gigabytes. Weights are changed into others
-of the same kind, so that nothing known of a constructor's values helps a candidate.
+Every change is made in place, since an input may take gigabytes.
 """
 
-import math
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -105,53 +102,3 @@ def _floats(raw: RawTensor) -> torch.Tensor | None:
     tensor = raw.tensor()
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return tensor if tensor.is_floating_point() and tensor.element_size() > 1 and tensor.numel() else None
-
-
-BLOCK = {"cpu": 2**15, "cuda": 2**20}
-"""On a processor so few values that torch gives their operations no threads of its own, and that a cache holds them."""
-RELATIVE, SHIFT = 0.1, 0.05
-"""A weight is scaled by up to 10 % and raised by up to 5 % of its tensor's root mean square (of 1 where all are 0)."""
-
-
-def changed(
-    names: Sequence[str], tensors: Sequence[RawTensor], changing: Collection[str], seed: int, device: str = "cpu"
-) -> list[RawTensor]:
-    """Each floating tensor that is named in `changing` with other values near its own; the others as they are.
-
-    Weights of one and zero get other values, so a candidate that leaves out such a weight is wrong. Positive values
-    stay positive (a running variance); infinities stay. `device`: torch's name of where they are computed.
-    """
-    rng = torch.Generator().manual_seed(seed)
-    pairs = zip(names, tensors, torch.randint(2**62, (len(tensors),), generator=rng).tolist(), strict=True)
-    return [_changed(raw, own, device) if name in changing else raw for name, raw, own in pairs]
-
-
-def _changed(raw: RawTensor, seed: int, device: str) -> RawTensor:
-    """In blocks, several at a time: the largest weights have a thousand million values, which take long to draw."""
-    flat = raw.tensor().view(-1)
-    if not flat.is_floating_point() or not flat.numel():
-        return raw
-    data = bytearray(flat.numel() * flat.element_size())
-    made = torch.frombuffer(data, dtype=flat.dtype)
-    parts, given = (torch.split(one, BLOCK[torch.device(device).type]) for one in (made, flat))
-    blocks = list(zip(parts, given, strict=True))
-    with ThreadPoolExecutor(torch.get_num_threads() if len(blocks) > 1 else 1) as pool:
-        sums = [sum(part) for part in zip(*pool.map(lambda pair: _squares(pair[1].to(device)), blocks), strict=True)]
-        shift = SHIFT * (math.sqrt(sums[0] / (sums[1] or 1)) or 1.0)
-        list(pool.map(lambda at: _fill(*blocks[at], device, shift, seed + at), range(len(blocks))))
-    return raw._replace(data=data)
-
-
-def _squares(part: torch.Tensor) -> tuple[float, int]:
-    """The sum of squares of what is finite, and how many values are."""
-    norm = float(torch.linalg.vector_norm(part, dtype=torch.float64))
-    if math.isfinite(norm):
-        return norm**2, part.numel()
-    finite = part[part.isfinite()].double()
-    return float(finite.square().sum()), finite.numel()
-
-
-def _fill(made: torch.Tensor, flat: torch.Tensor, device: str, shift: float, seed: int) -> None:
-    part, rng = flat.to(device), torch.Generator(device).manual_seed(seed)
-    factor = torch.rand(part.shape, generator=rng, device=device).mul_(2 * RELATIVE).add_(1 - RELATIVE)
-    made.copy_(part.double().mul_(factor).add_(torch.rand(part.shape, generator=rng, device=device), alpha=shift))

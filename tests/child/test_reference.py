@@ -3,7 +3,7 @@ import sys
 import pytest
 import torch
 
-from kernelwright_child.reference import NAME, plan
+from kernelwright_child.reference import NAME, Reference, plan
 
 MODEL = """
 import torch
@@ -120,3 +120,18 @@ def test_nothing_is_left_behind(planned):
     planned("return x", "torch.randn(10)")
     assert NAME not in sys.modules
     assert type(torch.randn(2)) is torch.Tensor
+
+
+def test_weights_are_changed_once_under_all_their_names_and_buffers_of_its_own_and_counters_stay(tmp_path):
+    made = "self.a, self.b, self.n = nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3); self.b.weight = self.a.weight"
+    own = "; self.register_buffer('mine', torch.ones(3)); self.a.bias.data = torch.ones(2, 3).T[:, 0]"
+    (source := tmp_path / "reference.py").write_text(
+        MODEL.format(parameters="", constructor=made + own, forward="return x", inputs="torch.ones(3)", arguments="[]")
+    )
+    message = {"source": str(source), "seed": 1, "threads": 1, "cores": [], "direction": "forward", "dtype": None}
+    plain, other = Reference(), Reference()
+    plain.load(message | {"near": None}, [])
+    other.load(message | {"near": 2}, [])
+    before, after = plain.model.state_dict(), other.model.state_dict()
+    assert {name for name in before if torch.equal(before[name], after[name])} == {"mine", "n.num_batches_tracked"}
+    assert (after["a.weight"] - before["a.weight"]).abs().max() < 0.16 * before["a.weight"].abs().max()

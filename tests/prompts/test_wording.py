@@ -7,7 +7,7 @@ from kernelwright.problems import INPUT_DISTRIBUTIONS, ExcludedValues
 from kernelwright.problems.input_distributions import DECADES, LOWERED, OUTLIER, RAISED, UP, most
 from kernelwright.prompts import TargetVersions, device_sheet, render
 from kernelwright.prompts.rendering import fenced, trimmed
-from kernelwright.sandbox.correctness.families import RELATIVE, SHIFT
+from kernelwright_child.models import RELATIVE, SHIFT
 from tests.support.briefs import FAILED, HISTORY, PASSED, PROBLEM, brief
 
 
