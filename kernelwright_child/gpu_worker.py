@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from kernelwright_child import driver, gpu_memory, wire
 from kernelwright_child.gpu_tool import Tools
 from kernelwright_child.model_runner import ModelRunner, seed_draws
-from kernelwright_child.models import differentiate, fix_precision, use_threads, weights_of, widened, widened_value
+from kernelwright_child.models import differentiate, fix_precision, weights_of, widened, widened_value
 from kernelwright_child.wire import Handler, Message
 
 WIDEST_ITEM = 8
@@ -30,6 +30,12 @@ def use_device(worker: ModelRunner, handlers: dict[str, Handler]) -> None:
     handlers.update(device.handlers() | Tools().handlers())
     if hasattr(worker, "draw_values"):
         handlers.update(Drawing(device).handlers())
+
+
+def use_threads(count: int) -> None:
+    """Have torch compute on so many threads. Setting the number it has would start idle threads, all on one core."""
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
 
 
 def get_ready(threads: int) -> dict[str, float]:

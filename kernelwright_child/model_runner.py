@@ -16,7 +16,6 @@ from kernelwright_child.models import (
     differentiate,
     run_source,
     shared_tensors,
-    use_threads,
     weights_of,
 )
 from kernelwright_child.observe import machine_code, observe
@@ -68,7 +67,8 @@ class ModelRunner:
 
     def load(self, message: Message, fds: list[int]) -> Message:
         """Run the source and construct the model, under a seed if one is given. Constructor tensors come in `fds`."""
-        use_threads(message["threads"])
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # else it is ready with that many
+            torch.set_num_threads(message["threads"])
         builder.reuse(message["built"], self.unbuilt)
         tensors = shared_tensors(fds[0], message["specs"]) if fds else []
         # A second OpenMP library of the candidate counts the cores when it is loaded, and must see them all.
@@ -117,7 +117,7 @@ class ModelRunner:
         by_name = own.keys() == given.keys() and all(own[name].shape == given[name].shape for name in own)
         names = list(given) if by_name else _by_order(own, given)
         values = zip(names, given.values(), strict=True)
-        self.model.load_state_dict({name: value.view(own[name].shape) for name, value in values})
+        self.model.load_state_dict({name: value.view(own[name].shape).clone() for name, value in values})
         self.order = [(name, value.shape) for name, value in zip(names, given.values(), strict=True)]
         self.follow({"weights": self.follows}, [])
         return {"how": "by name" if by_name else "by order"}

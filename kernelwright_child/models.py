@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelwright_child import wire
 
+Made = TypeVar("Made")
 NARROW = (torch.float32, torch.float16, torch.bfloat16)
 CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 REINTERPRETING = (torch.Tensor.view, torch.finfo)
@@ -39,12 +41,6 @@ def run_source(path: str, name: str) -> dict[str, Any]:
     with open(path, encoding="utf-8") as file:
         exec(compile(file.read(), path, "exec"), module.__dict__)
     return module.__dict__
-
-
-def use_threads(count: int) -> None:
-    """Have torch compute on so many threads. Setting the number it has would start idle threads, all on one core."""
-    if torch.get_num_threads() != count:
-        torch.set_num_threads(count)
 
 
 def construct(entry: Callable[..., Any], arguments: Any) -> Any:
@@ -101,9 +97,7 @@ Weights = list[tuple[torch.nn.Parameter | None, torch.Size]]
 
 
 def near(given: torch.Tensor, seed: int, device: str = "cpu", out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return other values near the given ones, which are of a floating dtype; they are drawn on `device`.
-
-    `out`: a contiguous tensor for them, which may be the given one.
+    """Return other values near the given floating ones, drawn on `device`; in `out`, which may be the given tensor.
 
     Values of one and zero get other ones, so a candidate that leaves out such a weight is wrong. Positive values stay
     positive (a running variance); infinities stay. They are drawn in blocks, several at a time: the largest weights
@@ -113,14 +107,24 @@ def near(given: torch.Tensor, seed: int, device: str = "cpu", out: torch.Tensor 
     parts, givens = (torch.split(one.reshape(-1), BLOCK[device]) for one in (made, given))
     blocks = list(zip(parts, givens, strict=True))
     with ThreadPoolExecutor(torch.get_num_threads() if len(blocks) > 1 else 1) as pool:
-        sums = [sum(part) for part in zip(*pool.map(lambda pair: _squares(pair[1].to(device)), blocks), strict=True)]
+        found = pool.map(lambda pair: _where_room_is(device, partial(_squares, pair[1])), blocks)
+        sums = [sum(part) for part in zip(*found, strict=True)]
         shift = SHIFT * (math.sqrt(sums[0] / (sums[1] or 1)) or 1.0)
-        list(pool.map(lambda at: _fill(*blocks[at], device, shift, seed + at), range(len(blocks))))
+        works = [partial(_fill, *block, shift, seed + at) for at, block in enumerate(blocks)]
+        list(pool.map(partial(_where_room_is, device), works))
     return made
 
 
-def _squares(part: torch.Tensor) -> tuple[float, int]:
+def _where_room_is(device: str, work: Callable[[str], Made]) -> Made:
+    try:
+        return work(device)
+    except torch.OutOfMemoryError:  # others have the device's memory
+        return work("cpu")
+
+
+def _squares(given: torch.Tensor, device: str) -> tuple[float, int]:
     """The sum of squares of what is finite, and how many values are."""
+    part = given.to(device)
     norm = float(torch.linalg.vector_norm(part, dtype=torch.float64))
     if math.isfinite(norm):
         return norm**2, part.numel()
@@ -128,10 +132,11 @@ def _squares(part: torch.Tensor) -> tuple[float, int]:
     return float(finite.square().sum()), finite.numel()
 
 
-def _fill(made: torch.Tensor, flat: torch.Tensor, device: str, shift: float, seed: int) -> None:
-    part, rng = flat.to(device), torch.Generator(device).manual_seed(seed)
+def _fill(made: torch.Tensor, given: torch.Tensor, shift: float, seed: int, device: str) -> None:
+    part, rng = given.to(device), torch.Generator(device).manual_seed(seed)
     factor = torch.rand(part.shape, generator=rng, device=device).mul_(2 * RELATIVE).add_(1 - RELATIVE)
-    made.copy_((part.double() * factor).add_(torch.rand(part.shape, generator=rng, device=device), alpha=shift))
+    drawn = (part.double() * factor).add_(torch.rand(part.shape, generator=rng, device=device), alpha=shift)
+    made.copy_(drawn.to(made.dtype))  # not converted on the host, where each thread would start a team
 
 
 def weights_of(model: torch.nn.Module, order: list[tuple[str, torch.Size]]) -> Weights:

@@ -27,7 +27,6 @@ from kernelwright_child.models import (
     differentiate,
     near,
     run_source,
-    use_threads,
     weights_of,
     widened,
     widened_value,
@@ -151,12 +150,14 @@ class Reference(ModelRunner):
         Returns arguments, weights, the names of weights that may change, and whether there are layers for images or
         volumes.
         """
-        use_threads(message["threads"])
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # else it is ready with that many
+            torch.set_num_threads(message["threads"])
         self.namespace = run_source(message["source"], "reference")
         self.dtype = message.get("dtype")
         arguments = self._constructed(message["seed"])
         if message["near"] is not None:
             self.change_weights(message, fds)
+            torch.cuda.empty_cache()  # nothing of it is shared yet
         self.order = [(name, value.shape) for name, value in self.model.state_dict().items()]
         self.is_differentiated = message["direction"] != "forward"
         given = arguments if isinstance(arguments, dict) else list(arguments)
@@ -176,19 +177,16 @@ class Reference(ModelRunner):
     def change_weights(self, message: Message, fds: list[int]) -> Message:
         """Give each weight that may change values near its own, drawn under a seed; one with several names once."""
         self.restore({}, [])
-        state, device = self.model.state_dict(), "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
-        own = {state[name].data_ptr(): state[name] for name in _changing(self.model) if name in state}
+        model, device = self.model, "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
+        known, held = model.state_dict(), dict(model.named_buffers(remove_duplicate=False))
+        held.update(model.named_parameters(remove_duplicate=False))
+        own = [held[name].detach() for name in _changing(model) if name in known and name in held]
+        own = list({(value.data_ptr(), value.shape): value for value in own if value.is_floating_point()}.values())
         seeds = torch.randint(2**62, (len(own),), generator=torch.Generator().manual_seed(message["near"])).tolist()
         with on_cores(message["cores"]):
-            for value, seed in zip(own.values(), seeds, strict=True):
-                if value.is_floating_point() and value.numel():
-                    out = value if value.is_contiguous() else None
-                    try:
-                        value.copy_(near(value, seed, device, out))
-                    except torch.OutOfMemoryError:  # others have the device's memory
-                        value.copy_(near(value, seed, "cpu", out))
-        torch.cuda.empty_cache()
-        self.drawn = {name: value.cpu() for name, value in state.items()}
+            for value, seed in zip(own, seeds, strict=True):
+                value.copy_(near(value, seed, device, value if value.is_contiguous() else None))
+        self.drawn = {name: value.cpu() for name, value in model.state_dict().items()}
         return self.follow({"weights": self.follows}, []) | describe_result(self.drawn)
 
     def construct_seeded(self, message: Message, fds: list[int]) -> Message:

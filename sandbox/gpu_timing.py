@@ -13,8 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
-import torch
-
 from kernelwright.sandbox.calls.gpu_buffers import free_cached_memory, relieve
 from kernelwright.sandbox.calls.gpu_chain import (
     CannotIssueAhead,
@@ -264,12 +262,7 @@ class DeviceTiming(Timing):
         for side in sides:
             self._bring_to_speed(side, values, calls)
         for _ in range(TRIES * ROUNDS):
-            try:
-                good += self._round(session, sides, calls)
-            except torch.OutOfMemoryError:  # somebody else has taken it
-                if calls == 1:
-                    raise
-                calls //= 2
+            good += self._round(session, sides, calls)
             if good == ROUNDS or (self._own_s > OWN_S and samples.candidate):
                 break
         self._look_at_nothing(calls)

@@ -548,11 +548,15 @@ class SharedMemory:
         self.fd = os.memfd_create("lent", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, max(end, ALIGNMENT))
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        for raw, offset in zip(layout, self._offsets, strict=True):  # a mapping would fault for each page
-            data, done = memoryview(raw.on_host), 0
-            while done < len(data):
-                done += os.pwrite(self.fd, data[done:], offset + done)
-        self._memory = mmap.mmap(self.fd, max(end, ALIGNMENT))
+        try:
+            for raw, offset in zip(layout, self._offsets, strict=True):  # a mapping would fault for each page
+                data, done = memoryview(raw.on_host), 0
+                while done < len(data):
+                    done += os.pwrite(self.fd, data[done:], offset + done)
+            self._memory = mmap.mmap(self.fd, max(end, ALIGNMENT))
+        except OSError:
+            os.close(self.fd)
+            raise
 
     @property
     def size(self) -> int:

@@ -154,9 +154,9 @@ class ReferenceSession:
     def reweighted(self) -> Iterator[Values]:
         """Give the model other weights within the block, which are yielded."""
         question = {"op": "change weights", "near": fresh_seed(), "cores": self.settings.cores}
+        with self._translated():
+            other = self._session.fetch(self._session.ask(question, self.settings.start_timeout_s))
         try:
-            with self._translated():
-                other = self._session.fetch(self._session.ask(question, self.settings.start_timeout_s))
             yield other
         finally:
             with self._translated():

@@ -116,7 +116,7 @@ def test_a_device_that_did_not_answer_at_once_was_not_idle():
 def test_threads_that_torch_has_already_start_no_idle_ones_on_the_core_of_the_first():
     code = """
 import os, torch
-from kernelwright_child.models import use_threads
+from kernelwright_child.gpu_worker import use_threads
 has, before = torch.get_num_threads(), len(os.listdir("/proc/self/task"))
 for count in (has, has + 2):
     use_threads(count)
