@@ -67,8 +67,7 @@ class ModelRunner:
 
     def load(self, message: Message, fds: list[int]) -> Message:
         """Run the source and construct the model, under a seed if one is given. Constructor tensors come in `fds`."""
-        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # else it is ready with that many
-            torch.set_num_threads(message["threads"])
+        set_threads(message["threads"])
         builder.reuse(message["built"], self.unbuilt)
         tensors = shared_tensors(fds[0], message["specs"]) if fds else []
         # A second OpenMP library of the candidate counts the cores when it is loaded, and must see them all.
@@ -235,6 +234,12 @@ def seed_draws(message: Message) -> None:
     """Seed the draws of the call itself, where the judge sends a seed: for references that draw in `forward`."""
     if "seed" in message:
         torch.manual_seed(message["seed"])
+
+
+def set_threads(count: int) -> None:
+    """Have torch compute on so many threads; a child with a GPU does so since it was made ready."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.set_num_threads(count)
 
 
 @contextmanager

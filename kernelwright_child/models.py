@@ -99,9 +99,8 @@ Weights = list[tuple[torch.nn.Parameter | None, torch.Size]]
 def near(given: torch.Tensor, seed: int, device: str = "cpu", out: torch.Tensor | None = None) -> torch.Tensor:
     """Return other values near the given floating ones, drawn on `device`; in `out`, which may be the given tensor.
 
-    Values of one and zero get other ones, so a candidate that leaves out such a weight is wrong. Positive values stay
-    positive (a running variance); infinities stay. They are drawn in blocks, several at a time: the largest weights
-    have a thousand million.
+    Ones and zeros change, so a candidate that leaves out such a weight is wrong. Positive values stay positive (a
+    running variance); infinities stay. In blocks, several at a time: large weights have a thousand million values.
     """
     made = torch.empty_like(given, memory_format=torch.contiguous_format) if out is None else out
     parts, givens = (torch.split(one.reshape(-1), BLOCK[device]) for one in (made, given))

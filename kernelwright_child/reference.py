@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelwright_child import wire
-from kernelwright_child.model_runner import ModelRunner, describe_result, on_cores, seed_draws
+from kernelwright_child.model_runner import ModelRunner, describe_result, on_cores, seed_draws, set_threads
 from kernelwright_child.models import (
     cast_inputs,
     construct,
@@ -150,13 +150,12 @@ class Reference(ModelRunner):
         Returns arguments, weights, the names of weights that may change, and whether there are layers for images or
         volumes.
         """
-        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # else it is ready with that many
-            torch.set_num_threads(message["threads"])
+        set_threads(message["threads"])
         self.namespace = run_source(message["source"], "reference")
         self.dtype = message.get("dtype")
         arguments = self._constructed(message["seed"])
         if message["near"] is not None:
-            self.change_weights(message, fds)
+            self._change_weights(message)
             torch.cuda.empty_cache()  # nothing of it is shared yet
         self.order = [(name, value.shape) for name, value in self.model.state_dict().items()]
         self.is_differentiated = message["direction"] != "forward"
@@ -175,19 +174,23 @@ class Reference(ModelRunner):
         return arguments
 
     def change_weights(self, message: Message, fds: list[int]) -> Message:
-        """Give each weight that may change values near its own, drawn under a seed; one with several names once."""
+        """Change the weights, and return all as the model holds them."""
         self.restore({}, [])
+        self._change_weights(message)
+        self.drawn = {name: value.cpu() for name, value in self.model.state_dict().items()}
+        return self.follow({"weights": self.follows}, []) | describe_result(self.drawn)
+
+    def _change_weights(self, message: Message) -> None:
+        """Give each weight that may change values near its own, drawn under a seed; one with several names once."""
         model, device = self.model, "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
-        known, held = model.state_dict(), dict(model.named_buffers(remove_duplicate=False))
-        held.update(model.named_parameters(remove_duplicate=False))
-        own = [held[name].detach() for name in _changing(model) if name in known and name in held]
-        own = list({(value.data_ptr(), value.shape): value for value in own if value.is_floating_point()}.values())
+        held = dict(model.named_buffers(remove_duplicate=False)) | dict(model.named_parameters(remove_duplicate=False))
+        known = model.state_dict()
+        given = [held[name].detach() for name in _changing(model) if name in known]
+        own = {(value.data_ptr(), value.shape): value for value in given if value.is_floating_point()}
         seeds = torch.randint(2**62, (len(own),), generator=torch.Generator().manual_seed(message["near"])).tolist()
         with on_cores(message["cores"]):
-            for value, seed in zip(own, seeds, strict=True):
+            for value, seed in zip(own.values(), seeds, strict=True):
                 value.copy_(near(value, seed, device, value if value.is_contiguous() else None))
-        self.drawn = {name: value.cpu() for name, value in model.state_dict().items()}
-        return self.follow({"weights": self.follows}, []) | describe_result(self.drawn)
 
     def construct_seeded(self, message: Message, fds: list[int]) -> Message:
         self.drawn = self.construct(message["seed"], message["vary"])

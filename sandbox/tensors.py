@@ -549,10 +549,10 @@ class SharedMemory:
         os.ftruncate(self.fd, max(end, ALIGNMENT))
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         try:
-            for raw, offset in zip(layout, self._offsets, strict=True):  # a mapping would fault for each page
-                data, done = memoryview(raw.on_host), 0
-                while done < len(data):
-                    done += os.pwrite(self.fd, data[done:], offset + done)
+            with open(self.fd, "wb", closefd=False) as file:  # a mapping would fault for each page
+                for raw, offset in zip(layout, self._offsets, strict=True):
+                    file.seek(offset)
+                    file.write(raw.on_host)
             self._memory = mmap.mmap(self.fd, max(end, ALIGNMENT))
         except OSError:
             os.close(self.fd)

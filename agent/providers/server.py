@@ -207,9 +207,10 @@ class OpenAIProvider:
             port = urlsplit(self.base_url).port or (443 if self.base_url.startswith("https:") else 80)
             try:
                 socket.create_connection((_host(self.base_url), port), timeout=1).close()
-            except OSError as error:  # of any other the client says more
-                if isinstance(error, ConnectionRefusedError):
-                    raise self._error(f"cannot be reached ({error}); start it, or name another by {ADDRESS}") from None
+            except ConnectionRefusedError as error:
+                raise self._error(f"cannot be reached ({error}); start it, or name another by {ADDRESS}") from None
+            except OSError:
+                pass  # the client says more of it
         self._has_listened = True
 
     @contextmanager

@@ -100,13 +100,13 @@ def _run_issued(session: GpuSession, values: Sequence[Values], message: dict[str
     watches, changed = session.watches_inputs, shared.shown(session.changes) if keep else []
 
     def made() -> list[Handover]:
-        handovers = [Handover(values[0])]
-        watched = shared.places if watches else []
-        rooms = [torch.empty(place.numel() // 8 + 8, dtype=torch.bool, device="cuda") for place in watched]
+        handovers = [Handover(values[0], None, [], [])]
+        sizes = [place.numel() // 8 + 8 for place in shared.places if watches]
+        rooms = [torch.empty(size, dtype=torch.bool, device="cuda") for size in sizes]
         for number, outputs in enumerate(shown):
             following = values[min(number + 1, len(values) - 1)]
-            room = handovers[-1].own if message["of"] == "touch" else ()
-            handovers.append(Handover(following, values[number] if watches else None, [*outputs, *changed], room))
+            old = handovers[-1].own if message["of"] == "touch" else []
+            handovers.append(Handover(following, values[number] if watches else None, [*outputs, *changed], old))
             handovers[-1].watch(shared.places, rooms, session.changes)
         return handovers
 

@@ -140,25 +140,16 @@ class Handover:
     """The work between two calls: take the previous result, and prepare the next input."""
 
     def __init__(
-        self,
-        following: Values,
-        before: Values | None = None,
-        shown: Sequence[Shown] = (),
-        room: Sequence[torch.Tensor] = (),
+        self, following: Values, before: Values | None, shown: Sequence[Shown], old: Sequence[torch.Tensor]
     ) -> None:
-        """`before`: the previous call's inputs, where they are checked for changes. `room`: of copies that may go."""
+        """`before`: the previous call's inputs, if they are checked. `old`: copies that those of `shown` replace."""
         self.next, self._before, self._shown = following, before, shown
-        self.own = room or [torch.empty(output.bytes, dtype=torch.uint8, device="cuda") for output in shown]
+        self.own = old or [torch.empty(output.bytes, dtype=torch.uint8, device="cuda") for output in shown]
         self._seen = [seen(output.address, output.bytes) for output in shown]
         self._same: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
-    def watch(
-        self, places: Sequence[torch.Tensor], rooms: Sequence[torch.Tensor], changes: Collection[int] = ()
-    ) -> None:
-        """Compare these places with the previous call's inputs, except those that it may change.
-
-        `rooms`: for each place a bool a word, which other handovers may use too.
-        """
+    def watch(self, places: Sequence[torch.Tensor], rooms: Sequence[torch.Tensor], changes: Collection[int]) -> None:
+        """Compare these places with the previous call's inputs, but not `changes`. `rooms`: a bool a word, for each."""
         pairs = zip(places, rooms, self._before.tensors if self._before else (), strict=False)
         for place, room, raw in (pair for index, pair in enumerate(pairs) if index not in changes):
             assert isinstance(raw.data, DeviceBytes)

@@ -100,7 +100,8 @@ class GpuSession(Session):
 
     def _use_device(self) -> None:
         message = {"op": "use device", "threads": self._settings.threads}
-        LOG.debug("%s has a context: %s", self._kind, self._exchange(message, self._settings.start_timeout_s)[0])
+        answer, _ = self._exchange(message, self._settings.start_timeout_s)
+        LOG.debug("%s has a context: %s", self._kind, answer)
 
     def share_memory(self, layout: Layout, result_bytes: int) -> None:
         """Share memory and calibrate on an idle device, before the candidate's source runs."""

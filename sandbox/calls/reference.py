@@ -128,7 +128,6 @@ class ReferenceSession:
             raise
 
     def _load(self, source: str) -> None:
-        limit = self.settings.start_timeout_s
         message = {
             "op": "load",
             "source": source,
@@ -139,7 +138,7 @@ class ReferenceSession:
             "direction": self.problem.direction,
             "dtype": self.problem.dtype,
         }
-        answer = self._session.ask(message, limit)
+        answer = self._session.ask(message, self.settings.start_timeout_s)
         self.is_spatial = bool(answer.get("spatial"))
         """Whether a layer convolves or normalises images or volumes, where the memory format matters."""
         made = self._session.fetch(answer)
