@@ -9,7 +9,7 @@ the parents under ncu and writes a task for each pair and kind; an answer lies n
 `judge TREE OUT` judges what is answered; `tell OUT` draws the table. TREE is a checkout of KernelBench.
 
 `gains TREE` tells what the answers after the first correct one were worth, where that left as much: it and the best are
-judged one after the other in the same way.
+judged one after the other in the same way. `tell` draws what it came to, too.
 """
 
 import json
@@ -275,10 +275,15 @@ def _speedup(verdict: object) -> float:
 
 
 def tell(path: Path) -> Report:
-    """Draw the table: by kind, answers, correct ones, and the mean of the children's speed over their parents'."""
+    """Draw the table: by kind, answers, correct ones, and the mean of the children's speed over their parents'.
+
+    Of the rows of `gains`, their mean.
+    """
     if not path.exists():
         return Report(f"  {path} holds nothing yet: no answer was judged")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if all(row["kind"] == BEST for row in rows):
+        return tell_gains(rows)
     logs = {kind: {row["pair"]: gain(row["ratio"]) for row in rows if row["kind"] == kind} for kind in KINDS}
     problem = {row["pair"]: row["problem"] for row in rows}
     lines = [

@@ -9,6 +9,7 @@ import pytest
 
 from bench.measuring import interval_by_problem
 from bench.pairs import (
+    BEST,
     FILE,
     KINDS,
     PROFILING,
@@ -116,7 +117,9 @@ def test_pairs_are_fixed_by_digest(tmp_path):
     assert pairs_of(tmp_path)[0].name == "level1-5-bfloat16"
 
 
-def test_a_search_s_gain_is_the_mean_over_its_kernels_and_a_failure_counts_as_none():
-    rows = [{"problem": f"level1/{number}", "ratio": ratio} for number, ratio in enumerate((1.0, 2.0, 4.0, None))]
+def test_a_search_s_gain_is_the_mean_over_its_kernels_and_a_failure_counts_as_none(tmp_path):
+    rows = [{"problem": f"level1/{at}", "kind": BEST, "ratio": ratio} for at, ratio in enumerate((1.0, 2.0, 4.0, None))]
     assert "4 kernels: 1.682 [1.000, 2.8" in str(tell_gains(rows)), "the fourth root of 8"
+    (tmp_path / "gains.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert tell(tmp_path / "gains.jsonl") == tell_gains(rows)
     assert "nothing is judged" in str(tell_gains([]))

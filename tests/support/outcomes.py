@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import tomllib
+import zlib
 from functools import cache
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def earlier_tables(path):
 
 
 def figures():
-    """Speedup, interval and comparison of every passing verdict in `results`, by run, problem, attempt and judging."""
+    """Speedup, interval and comparison of all verdicts in `results`, by run, problem, attempt, judging and samples."""
     found = {}
     for one in read_lines(RECORDS, Searched.model_validate_json):
         for answered in one.attempts:
@@ -105,7 +106,8 @@ def figures():
                 if isinstance(verdict, Passed):
                     measurement = verdict.measurement
                     interval = measurement.interval
-                    found[f"{one.run} {one.problem} {attempt.number} {name}"] = [
+                    samples = zlib.crc32(repr(measurement.pairings[0].candidate_ms).encode())
+                    found[f"{one.run} {one.problem} {attempt.number} {name} {samples:08x}"] = [
                         measurement.speedup, interval.low, interval.high, measurement.comparison,
                     ]  # fmt: skip
     return found

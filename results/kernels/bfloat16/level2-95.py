@@ -18,17 +18,16 @@ constexpr int kTileN = 256;
 constexpr int kTileK = 64;   // 128 bytes: one swizzled panel
 constexpr int kStages = 4;
 constexpr int kSteps = kK / kTileK;                   // 128
-constexpr int kBlocks = 128;                          // 64 clusters of two
-constexpr int kClusters = kBlocks / 2;
-constexpr int kMPairs = kM / (2 * kTileM);            // 4
+constexpr int kBlocks = 128;
+constexpr int kTilesM = kM / kTileM;                  // 8
 constexpr int kTilesN = kN / kTileN;                  // 32
-constexpr int kWaves = kMPairs * kTilesN / kClusters; // 2
-constexpr int kTilesNPerWave = kTilesN / kWaves;      // 16
+constexpr int kWaves = kTilesM * kTilesN / kBlocks;   // 2
+constexpr int kTotal = kWaves * kSteps;               // 256 steps of a block
+constexpr int kAhead = 2 * kStages;                   // steps from the prefetch into L2 to the load
 constexpr int kThreads = 384;
 
 constexpr uint32_t kBytesA = kTileM * kTileK * 2;     // 16384
 constexpr uint32_t kBytesB = kTileN * kTileK * 2;     // 32768
-constexpr uint32_t kBytesHalfB = kBytesB / 2;
 constexpr uint32_t kBytesStage = kBytesA + kBytesB;   // 49152
 constexpr uint32_t kBytesOut = 2048;                  // 16 x 64 outputs of a warp
 constexpr uint32_t kOffsetOut = kStages * kBytesStage;
@@ -36,7 +35,7 @@ constexpr uint32_t kOffsetAddend = kOffsetOut + 8 * 2 * kBytesOut;
 constexpr uint32_t kOffsetBarriers = kOffsetAddend + kWaves * kTileN * 4;
 constexpr uint32_t kSharedBytes = kOffsetBarriers + 2 * kStages * 8;
 static_assert(kSharedBytes <= 232448, "shared memory");
-static_assert(kWaves * kClusters == kMPairs * kTilesN, "tiles");
+static_assert(kWaves * kBlocks == kTilesM * kTilesN, "tiles");
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -75,12 +74,17 @@ __device__ __forceinline__ void tensor_load(uint32_t to, const CUtensorMap* map,
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
             to), "l"(reinterpret_cast<uint64_t>(map)), "r"(barrier), "r"(x), "r"(y) : "memory");
 }
-__device__ __forceinline__ void tensor_load_for_both(uint32_t to, const CUtensorMap* map, int x, int y,
-                                                     uint32_t barrier) {
+// To the same place in each block of the mask; the bytes count at the same barrier there.
+__device__ __forceinline__ void tensor_load_for(uint32_t mask, uint32_t to, const CUtensorMap* map, int x, int y,
+                                                uint32_t barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
         "[%1, {%4, %5}], [%2], %3;" ::"r"(to), "l"(reinterpret_cast<uint64_t>(map)), "r"(barrier),
-        "h"(static_cast<uint16_t>(3)), "r"(x), "r"(y) : "memory");
+        "h"(static_cast<uint16_t>(mask)), "r"(x), "r"(y) : "memory");
+}
+__device__ __forceinline__ void tensor_prefetch(const CUtensorMap* map, int x, int y) {  // into L2
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(reinterpret_cast<uint64_t>(map)),
+                 "r"(x), "r"(y) : "memory");
 }
 __device__ __forceinline__ void tensor_store(const CUtensorMap* map, int x, int y, uint32_t from) {
     asm volatile(
@@ -137,10 +141,21 @@ __device__ __forceinline__ uint32_t pair(float low, float high) {
     return *reinterpret_cast<const uint32_t*>(&both);
 }
 
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+// Clusters of kCm blocks along M by kCn along N: rank = (place along M) + kCm * (place along N).
+template <int kCm, int kCn>
+__global__ void __launch_bounds__(kThreads, 1)
 linear_activation_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_w,
                          const __grid_constant__ CUtensorMap map_out, const __nv_bfloat16* __restrict__ bias,
                          const __nv_bfloat16* __restrict__ add_value) {
+    constexpr int kSize = kCm * kCn;
+    constexpr int kRows = kTilesM / kCm;                   // clusters along M
+    constexpr int kColumns = kBlocks / kSize / kRows;      // clusters along N, in a wave
+    constexpr int kPeers = kCm + kCn - 1;                  // blocks that write into one's stages
+    constexpr int kPartA = kTileM / kCn;                   // lines that one block loads
+    constexpr int kPartB = kTileN / kCm;
+    static_assert(kRows * kCm == kTilesM && kWaves * kColumns * kCn == kTilesN, "tiles");
+    static_assert(kPartA % 8 == 0 && kPartB % 8 == 0, "swizzled groups");
+
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t base = shared_address(shared);
     const uint32_t full = base + kOffsetBarriers;
@@ -149,10 +164,13 @@ linear_activation_kernel(const __grid_constant__ CUtensorMap map_x, const __grid
 
     const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     const int lane = threadIdx.x % 32;
-    const uint32_t rank = cluster_rank();
-    const int cluster = blockIdx.x / 2;
-    const int m0 = ((cluster % kMPairs) * 2 + static_cast<int>(rank)) * kTileM;
-    const int first_n = cluster / kMPairs;  // and + kTilesNPerWave in the next wave
+    const int rank = static_cast<int>(cluster_rank());
+    const int rank_m = rank % kCm;
+    const int rank_n = rank / kCm;
+    const int cluster = static_cast<int>(blockIdx.x) / kSize;
+    const int cluster_m = cluster % kRows;
+    const int cluster_n = cluster / kRows;  // and + kColumns in the next wave
+    const int m0 = (cluster_m * kCm + rank_m) * kTileM;
 
     if (threadIdx.x == 0) {
         prefetch_map(&map_x);
@@ -160,7 +178,7 @@ linear_activation_kernel(const __grid_constant__ CUtensorMap map_x, const __grid
         prefetch_map(&map_out);
         for (int s = 0; s < kStages; ++s) {
             start(full + 8 * s, 1);
-            start(empty + 8 * s, 16);  // 8 warps of each of two blocks
+            start(empty + 8 * s, 8 * kPeers);  // 8 warps of each block that this one writes to
         }
         show_started();
     }
@@ -170,20 +188,50 @@ linear_activation_kernel(const __grid_constant__ CUtensorMap map_x, const __grid
     if (warp < 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (warp == 0 && lane == 0) {
+            uint32_t mask_a = 0;  // the blocks of the same rows
+#pragma unroll
+            for (int j = 0; j < kCn; ++j) mask_a |= 1u << (rank_m + kCm * j);
+            const uint32_t mask_b = ((1u << kCm) - 1u) << (kCm * rank_n);  // the blocks of the same columns
+            const int line_a = m0 + rank_n * kPartA;
+            const int line_b = (cluster_n * kCn + rank_n) * kTileN + rank_m * kPartB;
+            constexpr int kNextWave = kColumns * kCn * kTileN;
+            const uint32_t to_a = base + static_cast<uint32_t>(rank_n * kPartA) * (kTileK * 2);
+            const uint32_t to_b = base + kBytesA + static_cast<uint32_t>(rank_m * kPartB) * (kTileK * 2);
+
             int s = 0;
             uint32_t parity = 0;
-            for (int wave = 0; wave < kWaves; ++wave) {
-                const int n0 = (first_n + wave * kTilesNPerWave) * kTileN + static_cast<int>(rank) * (kTileN / 2);
-                for (int step = 0; step < kSteps; ++step) {
-                    const uint32_t stage = base + s * kBytesStage;
+#pragma unroll 1
+            for (int t = 0; t < kTotal; ++t) {
+                {
+                    const int wave = t / kSteps;
+                    const int step = t % kSteps;
+                    // The second wave goes backwards: it begins with the columns of x that L2 still holds.
+                    const int k0 = ((wave & 1) ? kSteps - 1 - step : step) * kTileK;
+                    const uint32_t offset = static_cast<uint32_t>(s) * kBytesStage;
+                    const uint32_t barrier = full + 8 * s;
                     wait(empty + 8 * s, parity ^ 1);
-                    arrive_and_expect(full + 8 * s, kBytesStage);
-                    tensor_load(stage, &map_x, step * kTileK, m0, full + 8 * s);
-                    tensor_load_for_both(stage + kBytesA + rank * kBytesHalfB, &map_w, step * kTileK, n0,
-                                         full + 8 * s);
+                    arrive_and_expect(barrier, kBytesStage);
+                    if (kCn == 1) {
+                        tensor_load(to_a + offset, &map_x, k0, line_a, barrier);
+                    } else {
+                        tensor_load_for(mask_a, to_a + offset, &map_x, k0, line_a, barrier);
+                    }
+                    tensor_load_for(mask_b, to_b + offset, &map_w, k0, line_b + wave * kNextWave, barrier);
                     if (++s == kStages) {
                         s = 0;
                         parity ^= 1;
+                    }
+                }
+                // Into L2, kAhead steps before the load (at first also kStages before): each piece by one cluster.
+#pragma unroll 1
+                for (int later = (t < kStages ? 1 : 2) * kStages; later <= kAhead; later += kStages) {
+                    const int then = t + later;
+                    if (then < kTotal) {
+                        const int wave = then / kSteps;
+                        const int step = then % kSteps;
+                        const int k0 = ((wave & 1) ? kSteps - 1 - step : step) * kTileK;
+                        if (step % kRows == cluster_m) tensor_prefetch(&map_w, k0, line_b + wave * kNextWave);
+                        if (step % kColumns == cluster_n) tensor_prefetch(&map_x, k0, line_a);
                     }
                 }
             }
@@ -197,14 +245,23 @@ linear_activation_kernel(const __grid_constant__ CUtensorMap map_x, const __grid
 
         // Half of bias + add_value, for the tiles of both waves.
         for (int wave = 0; wave < kWaves; ++wave) {
-            const int n = (first_n + wave * kTilesNPerWave) * kTileN + consumer;
+            const int n = ((cluster_n + wave * kColumns) * kCn + rank_n) * kTileN + consumer;
             addend[wave * kTileN + consumer] = 0.5f * (__bfloat162float(bias[n]) + __bfloat162float(add_value[n]));
         }
         asm volatile("bar.sync 1, 256;" ::: "memory");
 
         const uint64_t a_first = describe(base + group * (64 * kTileK * 2));
         const uint64_t b_first = describe(base + kBytesA);
-        const uint32_t empty_there = address_at(empty, static_cast<uint32_t>(lane & 1));
+
+        // Lanes below kPeers give a stage back, each to one of the blocks that write into it.
+        int writer = rank;
+        if (lane < kCm) {
+            writer = lane + kCm * rank_n;
+        } else if (lane < kPeers) {
+            const int j = lane - kCm;
+            writer = rank_m + kCm * (j < rank_n ? j : j + 1);
+        }
+        const uint32_t empty_there = address_at(empty, static_cast<uint32_t>(writer));
 
         const uint32_t out_buffer = base + kOffsetOut + (warp - 4) * 2 * kBytesOut;
         const int store_row = (lane & 7) + ((lane >> 3) & 1) * 8;
@@ -227,7 +284,7 @@ linear_activation_kernel(const __grid_constant__ CUtensorMap map_x, const __grid
                 for (int k = 0; k < 4; ++k) multiply(d, a + 2 * k, b + 2 * k, 1);  // 32 bytes of k each
                 commit_products();
                 wait_products<1>();  // those of the step before are done: give their stage back
-                if (step > 0 && lane < 2) arrive_there(empty_there + 8 * before);
+                if (step > 0 && lane < kPeers) arrive_there(empty_there + 8 * before);
                 before = s;
                 if (++s == kStages) {
                     s = 0;
@@ -236,9 +293,9 @@ linear_activation_kernel(const __grid_constant__ CUtensorMap map_x, const __grid
             }
             wait_products<0>();
             hold(d);
-            if (lane < 2) arrive_there(empty_there + 8 * before);
+            if (lane < kPeers) arrive_there(empty_there + 8 * before);
 
-            const int n0 = (first_n + wave * kTilesNPerWave) * kTileN;
+            const int n0 = ((cluster_n + wave * kColumns) * kCn + rank_n) * kTileN;
             const float* half = addend + wave * kTileN + (lane & 3) * 2;
 #pragma unroll
             for (int c = 0; c < 4; ++c) {  // 64 columns each
@@ -271,7 +328,7 @@ linear_activation_kernel(const __grid_constant__ CUtensorMap map_x, const __grid
         if (lane == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
         __syncwarp();
     }
-    cluster_sync();  // no block ends while the other still arrives at its barriers
+    cluster_sync();  // no block ends while another still arrives at its barriers
 }
 
 typedef CUresult (*EncodeTiled)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
@@ -279,6 +336,9 @@ typedef CUresult (*EncodeTiled)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, v
                                 CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
 static EncodeTiled g_encode = nullptr;
+static const void* g_kernel = nullptr;
+static int g_cm = 0;
+static int g_cn = 0;
 static CUtensorMap g_maps[3];
 static const void* g_at[3] = {nullptr, nullptr, nullptr};
 
@@ -300,6 +360,45 @@ static int describe_matrix(int which, const void* pointer, uint64_t rows, uint64
     return 0;
 }
 
+static void configure(cudaLaunchConfig_t* config, cudaLaunchAttribute* attribute, int cluster_size,
+                      cudaStream_t stream) {
+    attribute->id = cudaLaunchAttributeClusterDimension;
+    attribute->val.clusterDim.x = static_cast<unsigned>(cluster_size);
+    attribute->val.clusterDim.y = 1;
+    attribute->val.clusterDim.z = 1;
+    config->gridDim = dim3(kBlocks, 1, 1);
+    config->blockDim = dim3(kThreads, 1, 1);
+    config->dynamicSmemBytes = kSharedBytes;
+    config->stream = stream;
+    config->attrs = attribute;
+    config->numAttrs = 1;
+}
+
+// Takes this shape of clusters if all blocks are resident at once; pairs are taken in any case.
+template <int kCm, int kCn>
+static cudaError_t consider() {
+    if (g_kernel != nullptr) return cudaSuccess;
+    const void* kernel = (const void*)linear_activation_kernel<kCm, kCn>;
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   static_cast<int>(kSharedBytes));
+    if (error != cudaSuccess) return error;
+    if (kCm * kCn > 2) {
+        cudaLaunchAttribute attribute = {};
+        cudaLaunchConfig_t config = {};
+        configure(&config, &attribute, kCm * kCn, nullptr);
+        int active = 0;
+        if (cudaOccupancyMaxActiveClusters(&active, kernel, &config) != cudaSuccess) {
+            cudaGetLastError();  // forget it: the next shape is asked for
+            return cudaSuccess;
+        }
+        if (active * kCm * kCn < kBlocks) return cudaSuccess;
+    }
+    g_kernel = kernel;
+    g_cm = kCm;
+    g_cn = kCn;
+    return cudaSuccess;
+}
+
 extern "C" int linear_activation(const void* x, const void* weight, const void* bias, const void* add_value, void* out,
                                  void* stream) {
     if (g_encode == nullptr) {
@@ -313,18 +412,25 @@ extern "C" int linear_activation(const void* x, const void* weight, const void* 
 #endif
         if (error != cudaSuccess) return static_cast<int>(error);
         if (found != cudaDriverEntryPointSuccess || entry == nullptr) return 99999;
-        error = cudaFuncSetAttribute(linear_activation_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     static_cast<int>(kSharedBytes));
+        error = consider<4, 2>();
+        if (error == cudaSuccess) error = consider<2, 2>();
+        if (error == cudaSuccess) error = consider<2, 1>();
         if (error != cudaSuccess) return static_cast<int>(error);
         g_encode = reinterpret_cast<EncodeTiled>(entry);
     }
-    int bad = describe_matrix(0, x, kM, kK, kTileM);
-    if (bad == 0) bad = describe_matrix(1, weight, kN, kK, kTileN / 2);
+    int bad = describe_matrix(0, x, kM, kK, static_cast<uint32_t>(kTileM / g_cn));
+    if (bad == 0) bad = describe_matrix(1, weight, kN, kK, static_cast<uint32_t>(kTileN / g_cm));
     if (bad == 0) bad = describe_matrix(2, out, kM, kN, 16);
     if (bad != 0) return bad;
-    linear_activation_kernel<<<kBlocks, kThreads, kSharedBytes, static_cast<cudaStream_t>(stream)>>>(
-        g_maps[0], g_maps[1], g_maps[2], static_cast<const __nv_bfloat16*>(bias),
-        static_cast<const __nv_bfloat16*>(add_value));
+
+    const __nv_bfloat16* bias_at = static_cast<const __nv_bfloat16*>(bias);
+    const __nv_bfloat16* add_value_at = static_cast<const __nv_bfloat16*>(add_value);
+    void* arguments[5] = {&g_maps[0], &g_maps[1], &g_maps[2], &bias_at, &add_value_at};
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+    configure(&config, &attribute, g_cm * g_cn, static_cast<cudaStream_t>(stream));
+    const cudaError_t launched = cudaLaunchKernelExC(&config, g_kernel, arguments);
+    if (launched != cudaSuccess) return static_cast<int>(launched);
     return static_cast<int>(cudaGetLastError());
 }
 """
@@ -334,7 +440,7 @@ SOURCE = SOURCE.replace("@OPERANDS@", ", ".join(f'"+f"(d[{i}])' for i in range(1
 
 library = ctypes.CDLL(
     load_inline(
-        name="linear_swish_tanh_gelu_hardtanh",
+        name="linear_swish_tanh_gelu_hardtanh_clusters",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-gencode=arch=compute_90a,code=sm_90a"],

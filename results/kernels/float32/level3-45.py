@@ -147,6 +147,12 @@ __device__ __forceinline__ uint64_t make_desc(uint32_t address) {
     return (static_cast<uint64_t>(1) << 16) | (static_cast<uint64_t>(512 >> 4) << 32) |
            (static_cast<uint64_t>(2) << 62) | static_cast<uint64_t>((address & 0x3FFFF) >> 4);
 }
+// K-major operand without swizzle: 8 rows of 16 bytes are contiguous, `lbo` bytes between halves of 16 values of K,
+// `sbo` bytes between groups of 8 rows. The address may be any multiple of 16.
+__device__ __forceinline__ uint64_t make_planar_desc(uint32_t address, uint32_t lbo, uint32_t sbo) {
+    return (static_cast<uint64_t>(lbo >> 4) << 16) | (static_cast<uint64_t>(sbo >> 4) << 32) |
+           static_cast<uint64_t>((address & 0x3FFFF) >> 4);
+}
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N>
@@ -196,32 +202,42 @@ __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b) {
 }
 
 // ------------------------------------------------------------------ the GEMM kernel
+// What a launch computes: a transposed convolution; a 3x3 convolution whose fp32 values stay in the accumulators'
+// order (levels 0 and 1); a 3x3 convolution with the softmax.
+constexpr int kUp = 0, kNative = 1, kFused = 2;
+
 // Channels are M, pixels are N. MODE 0: 128 channels by 256 pixels, a warpgroup has 64 of the channels.
 // MODE 1: 64 channels by 512 pixels, MODE 2: 64 channels by 256 pixels; a warpgroup has half of the pixels.
-template <int MODE, bool UP>
+// kNative: tiles are 8 pixels wide and as high as the image; in shared memory [8 channels][y + 1][x + 1][8].
+template <int MODE, int KIND>
 struct Config {
+    static constexpr bool kTall = KIND == kNative;
     static constexpr int kN = MODE == 2 ? 128 : 256;      // pixels of a warpgroup
     static constexpr int kColumns = MODE == 0 ? 128 : 64;
     static constexpr int kPixels = MODE == 1 ? 512 : 256;
-    static constexpr int kTaps = UP ? 1 : 3;              // weight tiles for each pixel tile
-    static constexpr int kRows = kPixels + (UP ? 0 : 128);  // pixels of a tile, with the halo of two rows of 64
+    static constexpr int kLine = 160;                                     // kTall: bytes of a line, 10 pixels
+    static constexpr uint32_t kChannelPlane = (kPixels / 8 + 2) * kLine;  // kTall: bytes of 8 channels
+    // weight tiles for each pixel tile: kTapRows * kTapSteps
+    static constexpr int kTapRows = kTall ? 3 : 1;
+    static constexpr int kTapSteps = KIND == kUp ? 1 : 3;
+    // pixels of a tile, with the halo: all of it, or two rows of 64
+    static constexpr int kRows = kTall ? (kPixels / 8 + 2) * 10 : kPixels + (KIND == kUp ? 0 : 128);
     static constexpr int kPPlane = kRows * 64;            // bytes: 32 fp16 a pixel
     static constexpr int kPStage = 2 * kPPlane;           // hi, lo
     static constexpr int kWPlane = kColumns * 64;
     static constexpr int kWStage = 2 * kWPlane;
-    static constexpr int kPStages = UP ? (MODE == 2 ? 5 : 4) : 2;
-    static constexpr int kWStages = UP ? (MODE == 2 ? 5 : 4) : (MODE == 0 ? 8 : 7);
+    static constexpr int kPStages = KIND == kUp ? (MODE == 2 ? 5 : 4) : 2;
+    static constexpr int kWStages = KIND == kUp ? (MODE == 2 ? 5 : 4) : (MODE == 0 ? 8 : 7);
     static constexpr int kShared = 1024 + kPStages * kPStage + kWStages * kWStage + 256;
     static_assert(kShared <= 232448, "too much shared memory");
+    static_assert(kPPlane % 128 == 0 && (kPStages * kPStage) % 1024 == 0, "alignment of TMA and swizzle");
 };
 
-// What a convolution leaves: fp32 [pixel][channel]; fp32 in the accumulators' order; the softmax itself.
-constexpr int kPlain = 0, kNative = 1, kFused = 2;
 constexpr int kMaxTiles = 64;   // tiles of a layer with split K; pairs of tiles at level 2
 constexpr int kFlagWords = 80;  // and up to 16 groups of channels
 
 struct GemmArgs {
-    float* out;          // convolution: kPlain [pixel][channel]; kNative [tile][row][16 channels][8][lane] float4
+    float* out;          // kNative: [line][16 channels][8 pixels][lane] float4
     double* stats;       // convolution: [channel](sum, sum of squares)
     float* exchange;     // split K: parts of the sums; level 2: parts of the softmax
     unsigned* flags;     // arrivals: a tile or a pair of tiles each; from kMaxTiles on a group of channels each
@@ -242,16 +258,17 @@ struct GemmArgs {
     int wt, nt, tw, th;  // tile: nt images, wt columns; tiles along W and H
     int narrow;          // W == 32: two images a tile, map order (channel, x, image, y)
     int log_cu;          // channels of the transposed convolution
+    int planar;          // the transposed convolution writes [image][8 channels][y][x][8]
 };
 
-template <int MODE, bool UP, int SPLITS, int KIND>
+template <int MODE, int SPLITS, int KIND>
 __global__ void __launch_bounds__(384, 1)
     gemm_kernel(const __grid_constant__ CUtensorMap map_a0, const __grid_constant__ CUtensorMap map_a1,
                 const __grid_constant__ CUtensorMap map_b, const __grid_constant__ GemmArgs g) {
-    using C = Config<MODE, UP>;
-    static_assert(SPLITS == 1 || (MODE == 0 && !UP), "split K only with 128 channels");
-    static_assert(KIND != kFused || (MODE == 0 && !UP), "fused softmax only with 128 channels");
-    static_assert(SPLITS == 1 || KIND == kFused, "split K only with the fused softmax");
+    using C = Config<MODE, KIND>;
+    static_assert(SPLITS == 1 || (MODE == 0 && KIND == kFused), "split K only with the fused softmax");
+    static_assert(KIND != kFused || MODE == 0, "fused softmax only with 128 channels");
+    static_assert(KIND != kNative || MODE != 2, "tall tiles of 256 or 512 pixels");
     constexpr int kTileRows = C::kPixels / 64;
     extern __shared__ uint8_t dynamic_shared[];
     let_next_kernel_start();
@@ -297,28 +314,36 @@ __global__ void __launch_bounds__(384, 1)
                 const int image = (my / g.th) * g.nt;
                 const int it_end = (split + 1) * g.its;
                 for (int it = split * g.its; it < it_end; ++it) {
-                    const int chunk = UP ? it : it / 3;
-                    const int kx = UP ? 0 : it - chunk * 3;
+                    const int chunk = KIND == kFused ? it / 3 : it;
+                    const int kx = KIND == kFused ? it - chunk * 3 : 0;
                     const bool second = chunk >= g.c0_chunks;
                     const CUtensorMap* map = second ? &map_a1 : &map_a0;
-                    const int channel = (second ? chunk - g.c0_chunks : chunk) * 32;
-                    const int x = UP ? x0 : x0 + kx - 1;
-                    const int y = UP ? y0 : y0 - 1;
+                    const int local = second ? chunk - g.c0_chunks : chunk;
                     mbar_wait(empty_p + 8 * sp, pp);
                     mbar_expect(full_p + 8 * sp, C::kPStage);
                     const uint32_t p_dst = p_base + sp * C::kPStage;
-                    const int hi2 = g.narrow ? image : y;
-                    const int hi3 = g.narrow ? y : image;
-                    const int lo2 = g.narrow ? image + kBatch : y;
-                    const int lo3 = g.narrow ? y : image + kBatch;
-                    tma_load_4d(p_dst, map, full_p + 8 * sp, channel, x, hi2, hi3);
-                    tma_load_4d(p_dst + C::kPPlane, map, full_p + 8 * sp, channel, x, lo2, lo3);
+                    if constexpr (C::kTall) {
+                        // (x * 8 + channel, y, group of 8 channels, image)
+                        const int x = (x0 - 1) * 8;
+                        tma_load_4d(p_dst, map, full_p + 8 * sp, x, -1, local * 4, image);
+                        tma_load_4d(p_dst + C::kPPlane, map, full_p + 8 * sp, x, -1, local * 4, image + kBatch);
+                    } else {
+                        const int channel = local * 32;
+                        const int x = KIND == kUp ? x0 : x0 + kx - 1;
+                        const int y = KIND == kUp ? y0 : y0 - 1;
+                        const int hi2 = g.narrow ? image : y;
+                        const int hi3 = g.narrow ? y : image;
+                        const int lo2 = g.narrow ? image + kBatch : y;
+                        const int lo3 = g.narrow ? y : image + kBatch;
+                        tma_load_4d(p_dst, map, full_p + 8 * sp, channel, x, hi2, hi3);
+                        tma_load_4d(p_dst + C::kPPlane, map, full_p + 8 * sp, channel, x, lo2, lo3);
+                    }
                     if (++sp == C::kPStages) {
                         sp = 0;
                         pp ^= 1;
                     }
-                    for (int ky = 0; ky < C::kTaps; ++ky) {
-                        const int tap = UP ? 0 : ky * 3 + kx;
+                    for (int i = 0; i < C::kTapRows * C::kTapSteps; ++i) {
+                        const int tap = KIND == kFused ? i * 3 + kx : i;
                         mbar_wait(empty_w + 8 * sw, pw);
                         mbar_expect(full_w + 8 * sw, C::kWStage);
                         tma_load_3d(w_base + sw * C::kWStage, &map_b, full_w + 8 * sw, chunk * 32, n0, tap * 2);
@@ -337,11 +362,19 @@ __global__ void __launch_bounds__(384, 1)
         const int wg = group - 1;
         const int lane = threadIdx.x & 31;
         const int warp4 = (threadIdx.x >> 5) & 3;
-        const uint32_t w_offset = MODE == 0 ? wg * 64 * 64 : 0;       // bytes
-        const uint32_t p_offset = MODE == 0 ? 0 : wg * C::kN * 64;    // bytes
+        const uint32_t w_offset = MODE == 0 ? wg * 64 * 64 : 0;  // bytes
+        const uint32_t p_offset =
+            MODE == 0 ? 0 : (C::kTall ? wg * (C::kN / 8) * C::kLine : wg * C::kN * 64);  // bytes
+        // from one step of 16 channels to the next, in a descriptor
+        constexpr uint32_t kPStep = C::kTall ? (2 * C::kChannelPlane) >> 4 : 2;
         float acc[kAcc];
         int sp = 0, sw = 0;
         uint32_t pp = 0, pw = 0;
+
+        // The second warpgroup starts three taps later, so that the epilogue of one overlaps products of the other.
+        if constexpr (C::kTall) {
+            if (wg == 1) asm volatile("bar.sync 2, 256;" ::: "memory");
+        }
 
         for (int tile = blockIdx.x; tile < g.tiles; tile += gridDim.x) {
 #pragma unroll
@@ -350,31 +383,42 @@ __global__ void __launch_bounds__(384, 1)
             for (int it = 0; it < g.its; ++it) {
                 mbar_wait(full_p + 8 * sp, pp);
                 const uint32_t p_stage = p_base + sp * C::kPStage + p_offset;
+#pragma unroll 1
+                for (int row = 0; row < C::kTapRows; ++row) {
 #pragma unroll
-                for (int ky = 0; ky < C::kTaps; ++ky) {
-                    mbar_wait(full_w + 8 * sw, pw);
-                    const uint64_t dw = make_desc(w_base + sw * C::kWStage + w_offset);
-                    const uint64_t dp = make_desc(p_stage + ky * 64 * 64);
-                    const uint64_t dw_lo = dw + (C::kWPlane >> 4);
-                    const uint64_t dp_lo = dp + (C::kPPlane >> 4);
-                    wgmma_fence();
+                    for (int step = 0; step < C::kTapSteps; ++step) {
+                        mbar_wait(full_w + 8 * sw, pw);
+                        const uint64_t dw = make_desc(w_base + sw * C::kWStage + w_offset);
+                        uint64_t dp;
+                        if constexpr (C::kTall)
+                            dp = make_planar_desc(p_stage + row * C::kLine + step * 16, C::kChannelPlane, C::kLine);
+                        else
+                            dp = make_desc(p_stage + step * 64 * 64);
+                        const uint64_t dw_lo = dw + (C::kWPlane >> 4);
+                        const uint64_t dp_lo = dp + (C::kPPlane >> 4);
+                        wgmma_fence();
 #pragma unroll
-                    for (int k = 0; k < 2; ++k) {
-                        wgmma(acc, dw + 2 * k, dp + 2 * k);
-                        wgmma(acc, dw_lo + 2 * k, dp + 2 * k);
-                        wgmma(acc, dw + 2 * k, dp_lo + 2 * k);
+                        for (int k = 0; k < 2; ++k) {
+                            wgmma(acc, dw + 2 * k, dp + kPStep * k);
+                            wgmma(acc, dw_lo + 2 * k, dp + kPStep * k);
+                            wgmma(acc, dw + 2 * k, dp_lo + kPStep * k);
+                        }
+                        wgmma_commit();
+                        wgmma_wait<1>();  // the group before is done: free what it read
+                        if (lane == 0) {
+                            if (prev_w >= 0) mbar_arrive(empty_w + 8 * prev_w);
+                            if (row == 0 && step == 0 && prev_p >= 0) mbar_arrive(empty_p + 8 * prev_p);
+                        }
+                        __syncwarp();
+                        prev_w = sw;
+                        if (++sw == C::kWStages) {
+                            sw = 0;
+                            pw ^= 1;
+                        }
                     }
-                    wgmma_commit();
-                    wgmma_wait<1>();  // the group before is done: free what it read
-                    if (lane == 0) {
-                        if (prev_w >= 0) mbar_arrive(empty_w + 8 * prev_w);
-                        if (ky == 0 && prev_p >= 0) mbar_arrive(empty_p + 8 * prev_p);
-                    }
-                    __syncwarp();
-                    prev_w = sw;
-                    if (++sw == C::kWStages) {
-                        sw = 0;
-                        pw ^= 1;
+                    if constexpr (C::kTall) {
+                        if (wg == 0 && row == 0 && it == 0 && tile == static_cast<int>(blockIdx.x))
+                            asm volatile("bar.arrive 2, 256;" ::: "memory");
                     }
                 }
                 prev_p = sp;
@@ -393,7 +437,8 @@ __global__ void __launch_bounds__(384, 1)
             for (int i = 0; i < kAcc; ++i) asm volatile("" : "+f"(acc[i])::"memory");
 
             // ---------------- epilogue: acc[j8 * 4 + h * 2 + e] is row lane / 4 + 8 h of the warp's 16 channels,
-            // pixel j8 * 8 + (lane & 3) * 2 + e of the warpgroup
+            // pixel j8 * 8 + (lane & 3) * 2 + e of the warpgroup. The rows of the packed weights are permuted: row
+            // 8 h + 2 q + e of 16 is channel (or slot) 4 q + 2 h + e.
             const int n0 = (tile % g.tiles_n) * C::kColumns;
             const int rest = tile / g.tiles_n;
             const int m = rest % g.tiles_m;
@@ -404,25 +449,41 @@ __global__ void __launch_bounds__(384, 1)
             const int image = (my / g.th) * g.nt;
             const int quad = lane & 3;
             const int row8 = lane >> 2;
+            const int slot = (row8 >> 1) * 4 + (row8 & 1);  // of h = 0; that of h = 1 is 2 further
             const int column16 = n0 + (MODE == 0 ? wg * 64 : 0) + warp4 * 16;
             const int first_row = MODE == 0 ? 0 : wg * (C::kN / 64);  // rows of 64 pixels before this warpgroup's
 
-            if constexpr (UP) {
+            if constexpr (KIND == kUp) {
                 constexpr float kUnscale = 1.0f / 16384.0f;  // 2^11 / 2^25
                 const int cu = 1 << g.log_cu;
-                const int t = column16 >> g.log_cu;
-                const int co16 = column16 & (cu - 1);
-                // the packed rows are permuted: row 8 h + 2 q + e is channel 4 q + 2 h + e
-                const int co = co16 + (row8 >> 1) * 4 + (row8 & 1);
+                const int half_step = g.narrow ? 4 * g.H * g.W : 64;
+                const int line = 2 * (y0 + first_row);
+                int co, unit;  // channel of h = 0; halfs between pixels
+                int64_t first;
+                if (g.planar) {
+                    // 16 rows: 8 channels of the left pixel, the same 8 of the right pixel
+                    const int ty = column16 >> (g.log_cu + 1);
+                    const int eight = (column16 & (2 * cu - 1)) >> 4;
+                    co = eight * 8 + (slot & 7);
+                    unit = 8;
+                    const int pixel = (line + ty) * (2 * g.W) + 2 * (x0 + row8) + (quad >> 1);
+                    first = (static_cast<int64_t>(image * (cu >> 3) + eight) * (4 * g.H * g.W) + pixel) * 8 +
+                            (quad & 1) * 4;
+                } else {
+                    const int t = column16 >> g.log_cu;
+                    const int co16 = column16 & (cu - 1);
+                    co = co16 + slot;
+                    unit = cu;
+                    const int pixel = (image * 2 * g.H + line + (t >> 1)) * (2 * g.W) + 2 * (x0 + row8) + (t & 1);
+                    first = static_cast<int64_t>(pixel) * cu + co16 + quad * 4;
+                }
                 const float bias0 = g.bias[co] * 2048.0f;
                 const float bias1 = g.bias[co + 2] * 2048.0f;
-                const int first = (image * 2 * g.H + 2 * (y0 + first_row) + (t >> 1)) * (2 * g.W) + 2 * x0 + (t & 1);
-                const int half_step = g.narrow ? 4 * g.H * g.W : 64;
-                __half* const to0 = g.up + static_cast<int64_t>(first + 2 * row8) * cu + co16 + quad * 4;
+                __half* const to0 = g.up + first;
 #pragma unroll
                 for (int j8 = 0; j8 < kAcc / 4; ++j8) {
                     const int step = (j8 >> 3) * 4 * g.W + ((j8 >> 2) & 1) * half_step + (j8 & 3) * 16;
-                    __half* const to = to0 + static_cast<int64_t>(step) * cu;
+                    __half* const to = to0 + static_cast<int64_t>(step) * unit;
                     store_transposed(to, g.up_plane, acc[j8 * 4] * kUnscale + bias0, acc[j8 * 4 + 1] * kUnscale + bias0,
                                      acc[j8 * 4 + 2] * kUnscale + bias1, acc[j8 * 4 + 3] * kUnscale + bias1);
                 }
@@ -479,38 +540,20 @@ __global__ void __launch_bounds__(384, 1)
 #pragma unroll
                 for (int i = 0; i < kOwn; ++i) acc[i] *= kUnscale;
 
-                const int own_row = first_row + (SPLITS > 1 ? split * (kOwn / 32) : 0);  // 32 registers: 64 pixels
-                const int base = (image * g.H + y0 + own_row) * g.W + x0;
-                const int half_step = g.narrow ? g.H * g.W : 32;
-                // of h = 0; that of h = 1 is kNext further
-                const int channel = column16 + (KIND == kPlain ? row8 : (row8 >> 1) * 4 + (row8 & 1));
-                constexpr int kNext = KIND == kPlain ? 8 : 2;
-                if constexpr (KIND == kPlain) {
-                    const int64_t pitch = g.columns;
-                    float* const to0 = g.out + static_cast<int64_t>(base + quad * 2) * pitch + channel;
-#pragma unroll
-                    for (int j4 = 0; j4 < kOwn / 16; ++j4) {
-                        float* const to = to0 + static_cast<int64_t>((j4 >> 1) * g.W + (j4 & 1) * half_step) * pitch;
-#pragma unroll
-                        for (int k = 0; k < 4; ++k) {
-#pragma unroll
-                            for (int e = 0; e < 2; ++e) {
-                                float* const pixel = to + (k * 8 + e) * pitch;
-                                pixel[0] = acc[(j4 * 4 + k) * 4 + e];
-                                pixel[8] = acc[(j4 * 4 + k) * 4 + 2 + e];
-                            }
-                        }
-                    }
-                }
+                const int channel = column16 + slot;  // of h = 0; that of h = 1 is kNext further
+                constexpr int kNext = 2;
                 if constexpr (KIND == kNative) {
+                    // j8 is the line, 8 pixels of it are 512 bytes for each 16 channels
                     const int groups = g.columns >> 4;
+                    const int eights = g.W >> 3;
+                    const int first_line = image * g.H + (MODE == 0 ? 0 : wg * (C::kN / 8));
+                    const int pitch = groups * eights * 32;
                     float4* const to = reinterpret_cast<float4*>(g.out) +
-                                       (static_cast<int64_t>(m * kTileRows + first_row) * groups + (column16 >> 4)) * 256 +
-                                       lane;
+                                       static_cast<int64_t>(first_line) * pitch +
+                                       ((column16 >> 4) * eights + (x0 >> 3)) * 32 + lane;
 #pragma unroll
                     for (int j8 = 0; j8 < kOwn / 4; ++j8)
-                        to[(j8 >> 3) * groups * 256 + (j8 & 7) * 32] =
-                            make_float4(acc[j8 * 4], acc[j8 * 4 + 1], acc[j8 * 4 + 2], acc[j8 * 4 + 3]);
+                        to[j8 * pitch] = make_float4(acc[j8 * 4], acc[j8 * 4 + 1], acc[j8 * 4 + 2], acc[j8 * 4 + 3]);
                 }
                 // Sums of deviations from the local mean, then fp64: exact for any rounding of that mean.
                 constexpr float kCount = static_cast<float>(kOwn * 2);  // pixels of a channel in a quad of lanes
@@ -544,6 +587,9 @@ __global__ void __launch_bounds__(384, 1)
 
                 if constexpr (KIND == kFused) {
                     // Every tile has a resident block of its own, so blocks may wait for each other.
+                    const int own_row = first_row + (SPLITS > 1 ? split * (kOwn / 32) : 0);  // 32 registers: 64 pixels
+                    const int base = (image * g.H + y0 + own_row) * g.W + x0;
+                    const int half_step = g.narrow ? g.H * g.W : 32;
                     const int t = static_cast<int>(threadIdx.x) - 128;
                     const int tile_n = tile % g.tiles_n;
                     meet(g.flags + kMaxTiles + tile_n, static_cast<unsigned>(g.tiles / g.tiles_n), t);
@@ -664,7 +710,7 @@ struct PackEntry {
     int cin, cout;
     int cup;    // input channels that come from a transposed convolution
     int up;     // 1: weights of a transposed convolution
-    int perm;   // 1: rows of 16 output channels in the order 8 h + 2 q + e for channel 4 q + 2 h + e
+    int perm;   // 1: rows of 16 output channels in the order 8 h + 2 q + e for channel 4 q + 2 h + e, 2: pairs of taps
 };
 constexpr int kPackEntries = 21;
 struct PackTable {
@@ -722,7 +768,8 @@ __device__ __forceinline__ void pack_block(const PackTable& table, int block, fl
             store_split4(to, to + plane, from[0] * scale, from[9] * scale, from[18] * scale, from[27] * scale);
         }
     } else {
-        // (cin, cout, 4) to [hi, lo][t * cout + permuted co][cin]: 64 cin by 16 co by 4
+        // (cin, cout, 4) to [hi, lo][row][cin]: 64 cin by 16 co by 4. perm 1: row t * cout + permuted co; perm 2: 16
+        // rows are 8 channels of the left tap, then of the right tap, permuted
         const int co0 = (local / ci_blocks) * 16;
         for (int i = t; i < 1024; i += 256) {
             const int ci = i >> 4, q = i & 15;
@@ -735,8 +782,15 @@ __device__ __forceinline__ void pack_block(const PackTable& table, int block, fl
         for (int i = t; i < 2048; i += 256) {
             const int pair = i & 31, f = i >> 5;
             const int c = f >> 2;
-            // channel 4 q + 2 h + e of 16 is row 8 h + 2 q + e
-            const int row = (f & 3) * cout + co0 + ((c >> 1) & 1) * 8 + (c >> 2) * 2 + (c & 1);
+            // channel or slot 4 q + 2 h + e of 16 is row 8 h + 2 q + e
+            int row;
+            if (table.e[which].perm == 2) {
+                const int slot = (f & 1) * 8 + (c & 7);
+                row = (((f >> 1) & 1) * (cout >> 3) + (co0 >> 3) + (c >> 3)) * 16 + ((slot >> 1) & 1) * 8 +
+                      (slot >> 2) * 2 + (slot & 1);
+            } else {
+                row = (f & 3) * cout + co0 + ((c >> 1) & 1) * 8 + (c >> 2) * 2 + (c & 1);
+            }
             __half2 hi, lo;
             split2(s[pair * 2 * 65 + f] * 1024.0f, s[(pair * 2 + 1) * 65 + f] * 1024.0f, hi, lo);
             __half* to = dst + static_cast<int64_t>(row) * cin + ci0 + pair * 2;
@@ -903,8 +957,8 @@ __device__ __forceinline__ void row_exponentials(float (&v)[V][4], const float (
     for (int q = 0; q < 4; ++q) inv[q] = 1.0f / sum[q];
 }
 
-// Softmax after the first convolution: 512 wide, 64 channels, [pixel][channel]. A block: one row of 16 channels.
-// Rows in reverse: those written last are still in L2.
+// Softmax after the first convolution: 512 wide, 64 channels, from [pixel][channel] to [image][8 channels][y][x][8].
+// A block: one row of 16 channels. Rows in reverse: those written last are still in L2.
 __global__ void __launch_bounds__(256, 3)
     first_softmax_kernel(const float* in, const double* stats, const float* gamma, double inv_count, __half* out,
                          int64_t plane) {
@@ -918,12 +972,12 @@ __global__ void __launch_bounds__(256, 3)
     wait_for_kernels_before();
     const int t = threadIdx.x, cl = t & (CL - 1), g = t >> 2;
     const int c = static_cast<int>(blockIdx.x) * (4 * CL) + cl * 4;
-    const int row = static_cast<int>(gridDim.y) - 1 - static_cast<int>(blockIdx.y);
-    const int64_t base = static_cast<int64_t>(row) * W * channels + c;
+    const int row = static_cast<int>(gridDim.y) - 1 - static_cast<int>(blockIdx.y);  // image * 64 + y
+    const float* const from = in + (static_cast<int64_t>(row) * W + g) * channels + c;
     float v[V][4], s[4], inv[4];
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-        const float4 u = __ldcs(reinterpret_cast<const float4*>(in + base + static_cast<int64_t>(i * G + g) * channels));
+        const float4 u = __ldcs(reinterpret_cast<const float4*>(from + i * G * channels));
         v[i][0] = u.x, v[i][1] = u.y, v[i][2] = u.z, v[i][3] = u.w;
     }
 #pragma unroll
@@ -931,22 +985,27 @@ __global__ void __launch_bounds__(256, 3)
     row_exponentials<V, CL, 8>(v, s, inv, red_max, red_sum);
 #pragma unroll
     for (int q = 0; q < 4; ++q) inv[q] *= 32768.0f;
+    const int image = row >> 6, y = row & 63;
+    __half* const to0 =
+        out + ((static_cast<int64_t>(image * (channels / 8) + (c >> 3)) * 64 + y) * W + g) * 8 + (cl & 1) * 4;
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-        __half* to = out + base + static_cast<int64_t>(i * G + g) * channels;
+        __half* const to = to0 + i * G * 8;
         store_split4(to, to + plane, v[i][0] * inv[0], v[i][1] * inv[1], v[i][2] * inv[2], v[i][3] * inv[3]);
     }
 }
 
-// Softmax of a raw tensor in the accumulators' order: levels 0 and 1, W = 64 * TW, tiles of ROWS rows of 64 pixels.
+// Softmax of a raw tensor in the accumulators' order: levels 0 and 1, W = 64 * TW.
 // A block: one row (POOL: two rows), 8 warps of 64 pixels by 16 channels each. Rows in reverse.
-template <int TW, int ROWS, bool POOL>
+// The result is [image][8 channels][y][x][8], for PIXEL [pixel][channel]; the pool at level 1 (TW 8) is
+// [image][8 channels][y][x][8], that at level 2 [pixel][channel].
+template <int TW, bool POOL, bool PIXEL>
 __global__ void __launch_bounds__(256, 3)
     row_softmax_kernel(const float* in, const double* stats, const float* gamma, double inv_count, __half* out,
                        int64_t plane, __half* pool, int64_t pool_plane) {
     constexpr int kGroups = 32 / TW;  // groups of 16 channels
     constexpr int kChannels = kGroups * 16;
-    constexpr int W = 64 * TW;
+    constexpr int W = 64 * TW, H = 8 * TW;
     constexpr int kRows = POOL ? 2 : 1;
     __shared__ float2 red_max[8 * 8];
     __shared__ float2 red_sum[8 * 8];
@@ -957,6 +1016,7 @@ __global__ void __launch_bounds__(256, 3)
     const int xt = warp % TW;
     const int first_warp = warp - xt;  // the TW warps from here hold the row
     const int group = static_cast<int>(blockIdx.x) * (8 / TW) + warp / TW;
+    const int eight = group * 2 + (quad >> 1);  // group of 8 channels that the lane stores
     const int by = static_cast<int>(gridDim.y) - 1 - static_cast<int>(blockIdx.y);
     const int channel = group * 16 + (row8 >> 1) * 4 + (row8 & 1);
     const float s0 = batch_scale(stats, gamma, channel, inv_count);
@@ -965,9 +1025,8 @@ __global__ void __launch_bounds__(256, 3)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
         const int line = by * kRows + r;  // image * H + y
-        const int tile = (line / ROWS) * TW + xt;
         const float4* const from = reinterpret_cast<const float4*>(in) +
-                                   (static_cast<int64_t>(tile * ROWS + line % ROWS) * kGroups + group) * 256 + lane;
+                                   (static_cast<int64_t>(line * kGroups + group) * (W / 8) + xt * 8) * 32 + lane;
         float4 v[8];
 #pragma unroll
         for (int j = 0; j < 8; ++j) v[j] = __ldcs(from + j * 32);
@@ -1013,11 +1072,19 @@ __global__ void __launch_bounds__(256, 3)
             sum1 += u.y;
         }
         const float inv0 = 32768.0f / sum0, inv1 = 32768.0f / sum1;
-        __half* const to = out + (static_cast<int64_t>(line) * W + xt * 64 + row8) * kChannels + group * 16 + quad * 4;
+        __half* to;
+        constexpr int kStep = PIXEL ? kChannels : 8;  // halfs between pixels
+        if constexpr (PIXEL) {
+            to = out + (static_cast<int64_t>(line) * W + xt * 64 + row8) * kChannels + group * 16 + quad * 4;
+        } else {
+            const int image = line / H, y = line % H;
+            to = out + ((static_cast<int64_t>(image * (kChannels / 8) + eight) * H + y) * W + xt * 64 + row8) * 8 +
+                 (quad & 1) * 4;
+        }
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             v[j].x *= inv0, v[j].y *= inv0, v[j].z *= inv1, v[j].w *= inv1;
-            store_transposed(to + j * 8 * kChannels, plane, v[j].x, v[j].y, v[j].z, v[j].w);
+            store_transposed(to + j * 8 * kStep, plane, v[j].x, v[j].y, v[j].z, v[j].w);
             if constexpr (POOL) {
                 const float larger0 = fmaxf(v[j].x, v[j].y), larger1 = fmaxf(v[j].z, v[j].w);
                 pooled[j][0] = r == 0 ? larger0 : fmaxf(pooled[j][0], larger0);
@@ -1029,71 +1096,138 @@ __global__ void __launch_bounds__(256, 3)
         // rows 2 * by and + 1 of all images make row `by` of the pooled images; column 2 quad + b of a block is
         // pooled pixel 4 b + quad of its 8
         const int pixel = xt * 32 + (row8 & 1) * 4 + (row8 >> 1);
-        __half* const to =
-            pool + (static_cast<int64_t>(by) * (W / 2) + pixel) * kChannels + group * 16 + quad * 4;
+        __half* to;
+        constexpr int kStep = TW == 8 ? 8 : kChannels;
+        if constexpr (TW == 8) {
+            const int image = by / (H / 2), y = by % (H / 2);
+            to = pool +
+                 ((static_cast<int64_t>(image * (kChannels / 8) + eight) * (H / 2) + y) * (W / 2) + pixel) * 8 +
+                 (quad & 1) * 4;
+        } else {
+            to = pool + (static_cast<int64_t>(by) * (W / 2) + pixel) * kChannels + group * 16 + quad * 4;
+        }
 #pragma unroll
         for (int jj = 0; jj < 4; ++jj)
-            store_transposed(to + jj * 8 * kChannels, pool_plane, pooled[2 * jj][0], pooled[2 * jj + 1][0],
+            store_transposed(to + jj * 8 * kStep, pool_plane, pooled[2 * jj][0], pooled[2 * jj + 1][0],
                              pooled[2 * jj][1], pooled[2 * jj + 1][1]);
     }
 }
 
-// Softmax of the last layer (64 channels, 512 wide) and the 1x1 convolution to 4 channels. A block: one row, in
-// reverse.
-__global__ void __launch_bounds__(512)
+// Softmax of the last layer (64 channels, 512 wide) and the 1x1 convolution to 4 channels, from the accumulators'
+// order. A block: one row, in reverse; a warp: 32 pixels of all channels. A lane has, of each 16 channels, two
+// channels (slots 2 * row8 and + 1) of two pixels in each 8.
+__device__ __forceinline__ int slot_channel(int slot) {
+    const int r = (slot >> 1) & 7;
+    return (slot & ~15) + (r >> 1) * 4 + (r & 1) + (slot & 1) * 2;
+}
+
+__global__ void __launch_bounds__(512, 1)
     final_kernel(const float* in, const double* stats, const float* gamma, double inv_count, const float* weight,
                  const float* bias, float* out, double* first_stats) {
-    constexpr int V = 16;
-    __shared__ float4 red_max[16 * 16];
-    __shared__ float4 red_sum[16 * 16];
-    __shared__ __align__(16) float staged[4][512];
+    __shared__ __align__(16) float scales[64];       // by slot, as the others
+    __shared__ __align__(16) float top[64];
+    __shared__ __align__(16) float red_max[16][64];  // [warp][slot]
+    __shared__ __align__(16) float red_sum[16][64];
+    __shared__ __align__(16) float mix[4][64];       // weight / sum
     let_next_kernel_start();
     wait_for_kernels_before();
-    const int t = threadIdx.x, cl = t & 15, g = t >> 4;
-    const int c = cl * 4;
+    const int t = threadIdx.x, lane = t & 31, warp = t >> 5;
+    const int quad = lane & 3, row8 = lane >> 2;
     if (blockIdx.x == 0 && t < 128) first_stats[t] = 0.0;  // for the next call; read long ago in this one
-    float s[4];
+    const int line = static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x);  // image * 64 + y
+    const float4* const from = reinterpret_cast<const float4*>(in) + (static_cast<int64_t>(line) * 256 + warp * 4) * 32 +
+                               lane;
+    float4 v[4][4];  // [16 channels][8 pixels]
 #pragma unroll
-    for (int q = 0; q < 4; ++q) s[q] = batch_scale(stats, gamma, c + q, inv_count);
-    const int row = static_cast<int>(gridDim.x) - 1 - static_cast<int>(blockIdx.x);  // n * 64 + h
-    const float* from = in + static_cast<int64_t>(row) * 512 * 64 + c;
-    float v[V][4], inv[4];
+    for (int c = 0; c < 4; ++c) {
 #pragma unroll
-    for (int i = 0; i < V; ++i) {
-        const float4 u = __ldcs(reinterpret_cast<const float4*>(from + (g + 32 * i) * 64));
-        v[i][0] = u.x, v[i][1] = u.y, v[i][2] = u.z, v[i][3] = u.w;
+        for (int j = 0; j < 4; ++j) v[c][j] = __ldcs(from + (c * 64 + j) * 32);
     }
-    row_exponentials<V, 16, 16>(v, s, inv, red_max, red_sum);
-    float wv[4][4];
+    if (t < 64) scales[t] = batch_scale(stats, gamma, slot_channel(t), inv_count);
+    __syncthreads();
 #pragma unroll
-    for (int o = 0; o < 4; ++o) {
-        const float4 u = *reinterpret_cast<const float4*>(weight + o * 64 + c);
-        wv[o][0] = u.x * inv[0], wv[o][1] = u.y * inv[1], wv[o][2] = u.z * inv[2], wv[o][3] = u.w * inv[3];
-    }
-    const bool b0 = (cl & 1) != 0, b1 = (cl & 2) != 0;
-    const int o = (b0 ? 2 : 0) + (b1 ? 1 : 0);
-    const float bias_o = bias[o];
+    for (int c = 0; c < 4; ++c) {
+        const float2 s = *reinterpret_cast<const float2*>(scales + c * 16 + row8 * 2);
+        float m0 = v[c][0].x * s.x, m1 = v[c][0].z * s.y;
 #pragma unroll
-    for (int i = 0; i < V; ++i) {
-        float a[4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-            a[k] = (v[i][0] * wv[k][0] + v[i][1] * wv[k][1]) + (v[i][2] * wv[k][2] + v[i][3] * wv[k][3]);
-        // lanes with bit 0 clear keep outputs 0, 1, the others 2, 3; then bit 1 picks one of the two
-        const float r0 = __shfl_xor_sync(0xffffffffu, b0 ? a[0] : a[2], 1);
-        const float r1 = __shfl_xor_sync(0xffffffffu, b0 ? a[1] : a[3], 1);
-        const float k0 = (b0 ? a[2] : a[0]) + r0;
-        const float k1 = (b0 ? a[3] : a[1]) + r1;
-        float k = (b1 ? k1 : k0) + __shfl_xor_sync(0xffffffffu, b1 ? k0 : k1, 2);
-        k += __shfl_xor_sync(0xffffffffu, k, 4);
-        k += __shfl_xor_sync(0xffffffffu, k, 8);
-        if (cl < 4) staged[o][g + 32 * i] = k + bias_o;
+        for (int j = 0; j < 4; ++j) {
+            m0 = fmaxf(m0, fmaxf(v[c][j].x * s.x, v[c][j].y * s.x));
+            m1 = fmaxf(m1, fmaxf(v[c][j].z * s.y, v[c][j].w * s.y));
+        }
+        m0 = fmaxf(m0, __shfl_xor_sync(0xffffffffu, m0, 1));
+        m1 = fmaxf(m1, __shfl_xor_sync(0xffffffffu, m1, 1));
+        m0 = fmaxf(m0, __shfl_xor_sync(0xffffffffu, m0, 2));
+        m1 = fmaxf(m1, __shfl_xor_sync(0xffffffffu, m1, 2));
+        if (quad == 0) *reinterpret_cast<float2*>(&red_max[warp][c * 16 + row8 * 2]) = make_float2(m0, m1);
     }
     __syncthreads();
-    const int channel = t >> 7, w = (t & 127) * 4;
-    const int n = row >> 6, h = row & 63;
-    *reinterpret_cast<float4*>(out + static_cast<int64_t>((n * 4 + channel) * 64 + h) * 512 + w) =
-        *reinterpret_cast<const float4*>(&staged[channel][w]);
+    if (t < 64) {
+        float m = red_max[0][t];
+#pragma unroll
+        for (int i = 1; i < 16; ++i) m = fmaxf(m, red_max[i][t]);
+        top[t] = m;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+        const float2 s = *reinterpret_cast<const float2*>(scales + c * 16 + row8 * 2);
+        const float2 m = *reinterpret_cast<const float2*>(top + c * 16 + row8 * 2);
+        float sum0 = 0.0f, sum1 = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            v[c][j].x = exp2f(fmaf(v[c][j].x, s.x, -m.x));
+            v[c][j].y = exp2f(fmaf(v[c][j].y, s.x, -m.x));
+            v[c][j].z = exp2f(fmaf(v[c][j].z, s.y, -m.y));
+            v[c][j].w = exp2f(fmaf(v[c][j].w, s.y, -m.y));
+            sum0 += v[c][j].x + v[c][j].y;
+            sum1 += v[c][j].z + v[c][j].w;
+        }
+        sum0 += __shfl_xor_sync(0xffffffffu, sum0, 1);
+        sum1 += __shfl_xor_sync(0xffffffffu, sum1, 1);
+        sum0 += __shfl_xor_sync(0xffffffffu, sum0, 2);
+        sum1 += __shfl_xor_sync(0xffffffffu, sum1, 2);
+        if (quad == 0) *reinterpret_cast<float2*>(&red_sum[warp][c * 16 + row8 * 2]) = make_float2(sum0, sum1);
+    }
+    __syncthreads();
+    if (t < 256) {
+        const int slot = t & 63, o = t >> 6;
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 16; ++i) sum += red_sum[i][slot];
+        mix[o][slot] = weight[o * 64 + slot_channel(slot)] / sum;
+    }
+    __syncthreads();
+    // The sums over the 8 lanes of a quad column: bit 0 of row8 picks the upper 8-pixel blocks, bit 1 one of the two,
+    // bit 2 the pixel of the pair. A warp stores 32 neighbouring floats.
+    const bool b0 = (row8 & 1) != 0, b1 = (row8 & 2) != 0, b2 = (row8 & 4) != 0;
+    const int j_own = (b0 ? 2 : 0) + (b1 ? 1 : 0);
+    const int n = line >> 6, y = line & 63;
+    float* const to = out + (static_cast<int64_t>(n) * 4 * 64 + y) * 512 + warp * 32 + j_own * 8 + quad * 2 +
+                      (b2 ? 1 : 0);
+#pragma unroll
+    for (int o = 0; o < 4; ++o) {
+        float a[8];  // [8 pixels][pixel of the pair]
+#pragma unroll
+        for (int i = 0; i < 8; ++i) a[i] = 0.0f;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            const float2 w = *reinterpret_cast<const float2*>(&mix[o][c * 16 + row8 * 2]);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                a[j * 2] = fmaf(v[c][j].x, w.x, fmaf(v[c][j].z, w.y, a[j * 2]));
+                a[j * 2 + 1] = fmaf(v[c][j].y, w.x, fmaf(v[c][j].w, w.y, a[j * 2 + 1]));
+            }
+        }
+        float k[4], l[2];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            k[i] = (b0 ? a[i + 4] : a[i]) + __shfl_xor_sync(0xffffffffu, b0 ? a[i] : a[i + 4], 4);
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            l[i] = (b1 ? k[i + 2] : k[i]) + __shfl_xor_sync(0xffffffffu, b1 ? k[i] : k[i + 2], 8);
+        const float total = (b2 ? l[1] : l[0]) + __shfl_xor_sync(0xffffffffu, b2 ? l[0] : l[1], 16);
+        to[o * 64 * 512] = total + bias[o];
+    }
 }
 
 // ------------------------------------------------------------------ host
@@ -1187,6 +1321,22 @@ struct Runner {
         return map;
     }
 
+    // Activations of levels 0 and 1: [hi, lo][n][8 channels][y][x][8] as (x * 8 + channel, y, group, n + 8 * plane).
+    // A box: 10 pixels of the whole height and a line above and below, 32 channels.
+    CUtensorMap planar_map(const __half* data, int channels, int level) {
+        CUtensorMap map;
+        const cuuint64_t w = 512 >> level, h = 64 >> level, groups = channels / 8;
+        const cuuint64_t dims[4] = {w * 8, h, groups, 2 * kBatch};
+        const cuuint64_t strides[3] = {w * 16, w * h * 16, w * h * groups * 16};
+        const cuuint32_t box[4] = {80u, static_cast<cuuint32_t>(h) + 2u, 4u, 1u};
+        const cuuint32_t ones[4] = {1, 1, 1, 1};
+        const CUresult r = encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, const_cast<__half*>(data), dims, strides,
+                                  box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        if (r != CUDA_SUCCESS && failure == 0) failure = 15000 + static_cast<int>(r);
+        return map;
+    }
+
     // Weights: [tap][hi, lo][row][cin] as (cin, row, tap * 2 + plane).
     CUtensorMap weight_map(const __half* data, int cin, int rows, int planes, int bn) {
         CUtensorMap map;
@@ -1220,49 +1370,92 @@ struct Runner {
         return g;
     }
 
-    template <int MODE, bool UP, int SPLITS, int KIND>
+    // Tiles of 8 pixels by the whole height.
+    GemmArgs tall_geometry(int level) {
+        GemmArgs g = {};
+        g.H = 64 >> level, g.W = 512 >> level;
+        g.wt = 8;
+        g.nt = 1;
+        g.tw = g.W / 8;
+        g.th = 1;
+        g.tiles_m = kBatch * g.tw;
+        return g;
+    }
+
+    template <int MODE, int SPLITS, int KIND>
     void launch_gemm(const CUtensorMap& a0, const CUtensorMap& a1, const CUtensorMap& b, const GemmArgs& g) {
         const int blocks = g.tiles < processors ? g.tiles : processors;
         if (KIND == kFused && blocks < g.tiles) {  // its blocks wait for each other
             if (failure == 0) failure = 30000;
             return;
         }
-        cudaFuncSetAttribute(gemm_kernel<MODE, UP, SPLITS, KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             Config<MODE, UP>::kShared);
-        launch_early(gemm_kernel<MODE, UP, SPLITS, KIND>, dim3(blocks), dim3(384), Config<MODE, UP>::kShared, stream,
-                     a0, a1, b, g);
+        cudaFuncSetAttribute(gemm_kernel<MODE, SPLITS, KIND>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             Config<MODE, KIND>::kShared);
+        launch_early(gemm_kernel<MODE, SPLITS, KIND>, dim3(blocks), dim3(384), Config<MODE, KIND>::kShared, stream, a0,
+                     a1, b, g);
         check();
     }
 
-    template <int TW, int ROWS, bool POOL>
+    template <int TW, bool POOL, bool PIXEL>
     void launch_softmax(const double* stats, const float* gamma, int level, __half* out, __half* pool) {
         const int64_t channels = 512 / TW;
         const int rows = kBatch * (64 >> level) / (POOL ? 2 : 1);
         const double inv_count = 1.0 / static_cast<double>(level_pixels(level));
-        launch_early(row_softmax_kernel<TW, ROWS, POOL>, dim3(4, rows), dim3(256), 0, stream, ws.raw, stats, gamma,
+        launch_early(row_softmax_kernel<TW, POOL, PIXEL>, dim3(4, rows), dim3(256), 0, stream, ws.raw, stats, gamma,
                      inv_count, out, level_pixels(level) * channels, pool, level_pixels(level) / 4 * channels);
         check();
     }
 
-    // 3x3 convolution number `index`, its batch norm's sums, softmax and max-pool. The softmax of the last one is left
-    // to final_kernel (out is null).
+    // 3x3 convolution number `index` of levels 0 and 1, its batch norm's sums, softmax and max-pool. The softmax of the
+    // last one is left to final_kernel (out is null); `pixel`: the result is [pixel][channel].
+    void tall_layer(int index, int level, const __half* first, const __half* second, __half* out, __half* pool,
+                    bool pixel) {
+        const ConvSpec spec = kConvs[index];
+        const int c0 = second ? spec.cup : spec.cin;
+        const CUtensorMap a0 = planar_map(first, c0, level);
+        const CUtensorMap a1 = second ? planar_map(second, spec.cin - c0, level) : a0;
+        const CUtensorMap b = weight_map(ws.conv_w[index], spec.cin, spec.cout, 18, spec.cout);
+        const float* const gamma = parameter(spec.parameter + 2);
+        GemmArgs g = tall_geometry(level);
+        g.out = ws.raw;
+        g.stats = ws.stats[index];
+        g.columns = spec.cout;
+        g.c0_chunks = c0 / 32;
+        g.tiles_n = 1;
+        g.tiles = g.tiles_m;
+        g.its = spec.cin / 32;
+        if (level == 0) {
+            launch_gemm<1, 1, kNative>(a0, a1, b, g);
+            if (!out) return;
+            if (pool)
+                launch_softmax<8, true, false>(g.stats, gamma, level, out, pool);
+            else
+                launch_softmax<8, false, false>(g.stats, gamma, level, out, pool);
+        } else {
+            launch_gemm<0, 1, kNative>(a0, a1, b, g);
+            if (pool)
+                launch_softmax<4, true, false>(g.stats, gamma, level, out, pool);
+            else if (pixel)
+                launch_softmax<4, false, true>(g.stats, gamma, level, out, pool);
+            else
+                launch_softmax<4, false, false>(g.stats, gamma, level, out, pool);
+        }
+    }
+
+    // 3x3 convolution number `index` of levels 2 to 4 with all that follows it.
     void layer(int index, int level, const __half* first, const __half* second, __half* out, __half* pool) {
         const ConvSpec spec = kConvs[index];
         const int c0 = second ? spec.cup : spec.cin;
-        const bool small = spec.cout == 64;
-        const int bn = small ? 64 : 128;
-        const int rows = small ? 8 : 4;
+        const int bn = 128, rows = 4;
         const int splits = level == 4 ? 4 : level == 3 ? 2 : 1;
         const CUtensorMap a0 = activation_map(first, c0, level, rows + 2);
         const CUtensorMap a1 = second ? activation_map(second, spec.cin - c0, level, rows + 2) : a0;
         const CUtensorMap b = weight_map(ws.conv_w[index], spec.cin, spec.cout, 18, bn);
-        const float* const gamma = parameter(spec.parameter + 2);
         GemmArgs g = geometry(level, rows);
-        g.out = ws.raw;
         g.stats = ws.stats[index];
         g.exchange = ws.exchange;
         g.flags = ws.flags[index];
-        g.gamma = gamma;
+        g.gamma = parameter(spec.parameter + 2);
         g.inv_count = 1.0 / static_cast<double>(level_pixels(level));
         g.act = out;
         g.act_plane = level_pixels(level) * spec.cout;
@@ -1273,29 +1466,12 @@ struct Runner {
         g.tiles_n = spec.cout / bn;
         g.tiles = g.tiles_n * g.tiles_m * splits;
         g.its = spec.cin / 32 * 3 / splits;
-        if (level == 0) {
-            if (!out) {
-                launch_gemm<1, false, 1, kPlain>(a0, a1, b, g);
-                return;
-            }
-            launch_gemm<1, false, 1, kNative>(a0, a1, b, g);
-            if (pool)
-                launch_softmax<8, 8, true>(g.stats, gamma, level, out, pool);
-            else
-                launch_softmax<8, 8, false>(g.stats, gamma, level, out, pool);
-        } else if (level == 1) {
-            launch_gemm<0, false, 1, kNative>(a0, a1, b, g);
-            if (pool)
-                launch_softmax<4, 4, true>(g.stats, gamma, level, out, pool);
-            else
-                launch_softmax<4, 4, false>(g.stats, gamma, level, out, pool);
-        } else if (level == 2) {
-            launch_gemm<0, false, 1, kFused>(a0, a1, b, g);
-        } else if (level == 3) {
-            launch_gemm<0, false, 2, kFused>(a0, a1, b, g);
-        } else {
-            launch_gemm<0, false, 4, kFused>(a0, a1, b, g);
-        }
+        if (level == 2)
+            launch_gemm<0, 1, kFused>(a0, a1, b, g);
+        else if (level == 3)
+            launch_gemm<0, 2, kFused>(a0, a1, b, g);
+        else
+            launch_gemm<0, 4, kFused>(a0, a1, b, g);
     }
 
     // Transposed convolution number `index` from `level` to the level above.
@@ -1315,10 +1491,11 @@ struct Runner {
         g.its = spec.cin / 32;
         g.log_cu = 6;
         while ((1 << g.log_cu) < spec.cout) ++g.log_cu;
+        g.planar = level <= 2 ? 1 : 0;
         if (bn == 64)
-            launch_gemm<2, true, 1, kPlain>(a, a, b, g);
+            launch_gemm<2, 1, kUp>(a, a, b, g);
         else
-            launch_gemm<0, true, 1, kPlain>(a, a, b, g);
+            launch_gemm<0, 1, kUp>(a, a, b, g);
     }
 };
 
@@ -1348,7 +1525,7 @@ extern "C" int unet_forward(const void* const* parameters, const float* x, float
         e.dst = ws.conv_w[i];
         e.start = blocks;
         e.cin = kConvs[i].cin, e.cout = kConvs[i].cout, e.cup = kConvs[i].cup, e.up = 0;
-        e.perm = i == 16 ? 0 : 1;  // final_kernel reads plain channels
+        e.perm = 1;
         blocks += (e.cin / 64) * (e.cout / 8);
     }
     for (int i = 0; i < 4; ++i) {
@@ -1356,7 +1533,8 @@ extern "C" int unet_forward(const void* const* parameters, const float* x, float
         e.src = r.parameter(kUps[i].parameter);
         e.dst = ws.up_w[i];
         e.start = blocks;
-        e.cin = kUps[i].cin, e.cout = kUps[i].cout, e.cup = 0, e.up = 1, e.perm = 1;
+        e.cin = kUps[i].cin, e.cout = kUps[i].cout, e.cup = 0, e.up = 1;
+        e.perm = i >= 2 ? 2 : 1;  // to levels 1 and 0
         blocks += (e.cin / 64) * (e.cout / 16);
     }
     launch_early(front_kernel, dim3(blocks + kFirstBlocks), dim3(256), 0, r.stream, table, x, r.parameter(0), ws.raw,
@@ -1368,9 +1546,9 @@ extern "C" int unet_forward(const void* const* parameters, const float* x, float
     r.check();
 
     // Encoder.
-    r.layer(0, 0, ws.mid, nullptr, ws.enc[0], ws.pool[0]);
-    r.layer(1, 1, ws.pool[0], nullptr, ws.mid, no_pool);
-    r.layer(2, 1, ws.mid, nullptr, ws.enc[1], ws.pool[1]);
+    r.tall_layer(0, 0, ws.mid, nullptr, ws.enc[0], ws.pool[0], false);
+    r.tall_layer(1, 1, ws.pool[0], nullptr, ws.mid, no_pool, false);
+    r.tall_layer(2, 1, ws.mid, nullptr, ws.enc[1], ws.pool[1], false);
     r.layer(3, 2, ws.pool[1], nullptr, ws.mid, no_pool);
     r.layer(4, 2, ws.mid, nullptr, ws.enc[2], ws.pool[2]);
     r.layer(5, 3, ws.pool[2], nullptr, ws.mid, no_pool);
@@ -1385,11 +1563,11 @@ extern "C" int unet_forward(const void* const* parameters, const float* x, float
     r.layer(11, 2, ws.up[2], ws.enc[2], ws.mid, no_pool);
     r.layer(12, 2, ws.mid, nullptr, ws.dec, no_pool);
     r.upconv(2, 2, ws.dec);
-    r.layer(13, 1, ws.up[1], ws.enc[1], ws.mid, no_pool);
-    r.layer(14, 1, ws.mid, nullptr, ws.dec, no_pool);
+    r.tall_layer(13, 1, ws.up[1], ws.enc[1], ws.mid, no_pool, false);
+    r.tall_layer(14, 1, ws.mid, nullptr, ws.dec, no_pool, true);
     r.upconv(3, 1, ws.dec);
-    r.layer(15, 0, ws.up[0], ws.enc[0], ws.mid, no_pool);
-    r.layer(16, 0, ws.mid, nullptr, nullptr, no_pool);
+    r.tall_layer(15, 0, ws.up[0], ws.enc[0], ws.mid, no_pool, false);
+    r.tall_layer(16, 0, ws.mid, nullptr, nullptr, no_pool, false);
     launch_early(final_kernel, dim3(kBatch * 64), dim3(512), 0, r.stream, ws.raw, ws.stats[16], r.parameter(78),
                  1.0 / static_cast<double>(level_pixels(0)), r.parameter(80), r.parameter(81), out, ws.first_stats);
     r.check();
@@ -1399,7 +1577,7 @@ extern "C" int unet_forward(const void* const* parameters, const float* x, float
 
 library = ctypes.CDLL(
     load_inline(
-        name="unet_softmax_split_fp16_fused",
+        name="unet_softmax_split_fp16_tall",
         cpp_sources=[""],
         cuda_sources=[SOURCE],
         extra_cuda_cflags=["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a"],
