@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
-from kernelwright.sandbox.calls.gpu_buffers import free_cached_memory, relieve
+from kernelwright.sandbox.calls.gpu_buffers import free_cached_memory, relieve, with_relief
 from kernelwright.sandbox.calls.gpu_chain import (
     CannotIssueAhead,
     Chain,
@@ -489,7 +489,7 @@ BUSY = "the device was not idle before the call, or memory was missing in it"
 def _owned(session: GpuSession, keep: bool) -> Iterator[Callable[[Values], Values]]:
     """Let a trusted child's result be read where it lies until the end; a copy of it lasts."""
     try:
-        yield lambda output: output.owned() if keep else output
+        yield lambda output: with_relief(output.owned) if keep else output
     finally:
         session.release_result()
 

@@ -213,8 +213,10 @@ def references_kept(needs: Needs, wanted: int, free_bytes: int, own: ProcessByte
     return next(fitting, 0)
 
 
-def holds_another(needs: Needs, references: int, free_bytes: int, own: ProcessBytes) -> bool:
-    return not needs.is_large and taken_bytes(needs, references, own) + own.child <= free_bytes
+def fit_easily(needs: Needs, references: int, device_bytes: int, host_bytes: int) -> bool:
+    """Return whether free memory holds so many at once easily: a child that starts cannot be asked to free its own."""
+    each = CONTEXT_BYTES + 2 * (needs.inputs + needs.weights) + needs.peak
+    return references * each <= device_bytes / 2 and references * needs.weights <= host_bytes
 
 
 def child_bytes(needs: Needs) -> int:

@@ -163,7 +163,7 @@ class GpuSession(Session):
 
     def free_memory(self) -> None:
         """Let the child free all device memory that it caches, its results included, unless they are in use."""
-        if self._is_read_in_place or self._has_issued:
+        if self._is_read_in_place or self._has_issued or self._cpu_ms_at_stop is None:  # another thread has asked it
             return
         self._device.make_current()
         self._allocations.forget()

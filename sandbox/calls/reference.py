@@ -380,14 +380,10 @@ class ReferenceSession:
         with self._translated():
             self._session.expect(result_bytes)
 
-    def protocol_ms(self) -> float:
-        """Return the time of an empty call in ms, on the judge's clock."""
-        with self._translated():
-            return self._session.nothing_ms()
-
     def nothing_ms(self) -> float:
         """Return the time of an empty call in ms, on the clock of `call_ms`."""
-        return self.protocol_ms()
+        with self._translated():
+            return self._session.nothing_ms()
 
     @cached_property
     def status(self) -> ProblemStatus:

@@ -214,7 +214,7 @@ class Judge:
         is_loaded = built.worker is not None
         session, values = built.worker or built.next_worker(), reference.draw()
         try:
-            spare, has_room = self.spare, self._baselines.has_room_for_two
+            spare, has_room = self.spare, not self._baselines.is_tight
             warming = in_background(spare.make) if spare and spare.has_more and has_room else nullcontext()
             with warming, built.stage("check"):
                 if not is_loaded:

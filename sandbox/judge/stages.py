@@ -107,13 +107,10 @@ class SpareWorkers:
         if self._is_closed:
             return
         try:
-            warm = self.take()
-            is_new = warm is None
-            warm = warm or WarmWorkers(self._backend)
+            warm = self.take() or WarmWorkers(self._backend)
             try:
-                if is_new:
-                    warm.start_ahead()
-                    warm.wait_started()
+                warm.start_ahead()
+                warm.wait_started()
                 self._backend.in_parallel([warm.sessions[0].greet])
             except BaseException:
                 warm.close()

@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -265,13 +265,8 @@ class Baselines:
         return None if self.first.is_small else self.first.plan, free_bytes()
 
     @property
-    def has_room_for_two(self) -> bool:
-        """Return whether another worker may be ready beside the one at work, which has nothing but its process."""
-        return False
-
-    @property
     def is_tight(self) -> bool:
-        """Return whether references start one after the other for want of memory."""
+        """Return whether references start one after the other for want of memory, and no worker beside another."""
         return self.kept < self._settings.worker_pairs
 
     def start(self) -> None:
@@ -279,11 +274,15 @@ class Baselines:
         first_look = FIRST_LOOK + 1 if self.draws_twice else FIRST_LOOK
         wanted = self._settings.worker_pairs if self._settings.effort == "rank" else first_look
         numbers = range(min(self.kept, self._settings.worker_pairs, wanted))
+        works = [partial(self.eager, number) for number in numbers]
         if self.is_tight:
-            for number in numbers:
-                self.eager(number)
-            return
-        self.backend.in_parallel([partial(self.eager, number) for number in numbers], self.backend.most_parallel)
+            for work in works:
+                work()
+        else:
+            self._start_together(works)
+
+    def _start_together(self, works: Sequence[Callable[[], object]]) -> None:
+        self.backend.in_parallel(works, self.backend.most_parallel)
 
     @property
     def left_out(self) -> tuple[str, ...]:

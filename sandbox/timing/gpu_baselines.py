@@ -1,16 +1,18 @@
 """The references of one problem on a device, and how accurate its less accurate baselines are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import get_args
 
 from kernelwright.problems import Problem
-from kernelwright.sandbox.calls.backend import ON_DEVICE, Backend, Needs, holds_another
+from kernelwright.sandbox.calls.backend import ON_DEVICE, Backend, Needs, fit_easily
 from kernelwright.sandbox.calls.gpu_device import SharedInputs, device_of
 from kernelwright.sandbox.calls.gpu_reference import GpuReference
 from kernelwright.sandbox.calls.reference import Form, Precision, ReferenceSession
 from kernelwright.sandbox.calls.sessions import Timed
 from kernelwright.sandbox.correctness.compare import IEEE, Shares, are_within
+from kernelwright.sandbox.machine import free_bytes
 from kernelwright.sandbox.storage import Key, Store, baseline_key
 from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.timing.baseline_facts import BaselineErrors, accuracy_of
@@ -48,13 +50,20 @@ class GpuBaselines(Baselines):
         return self.first.needs, device_of(self._settings).total_bytes()
 
     @property
-    def has_room_for_two(self) -> bool:
-        needs, there = self._needs_and_room()
-        return holds_another(needs, self.kept, there, ON_DEVICE)
-
-    @property
     def is_tight(self) -> bool:
-        return self.first.needs.is_large or super().is_tight
+        needs, wanted = self.first.needs, self._settings.worker_pairs + 1
+        fit = fit_easily(needs, wanted, device_of(self._settings).free_bytes(), free_bytes())
+        with self.first.on_device() as session:  # where results cannot be mapped, each that starts draws inputs
+            return not (fit and session.can_be_mapped()) or super().is_tight
+
+    def _start_together(self, works: Sequence[Callable[[], object]]) -> None:
+        """Start the other baselines too, which takes longest: in this thread, so that an interrupt ends them."""
+        self.eager(0)  # they are compared with it
+        with ThreadPoolExecutor(1) as pool:
+            starting = pool.submit(super()._start_together, works)
+            if self._settings.effort != "screen":
+                self.others(0)
+        starting.result()
 
     def others(self, number: int) -> list[OtherBaseline]:
         found, eager, groups = super().others(number), self.eager(number), self._settings.baselines

@@ -330,10 +330,7 @@ class Timing(Trial):
 
     def retire(self, session: Session) -> None:
         """End a worker whose part is done, while the next one starts; it has ended before anything is timed again."""
-        if self._baselines.backend.side_by_side:
-            self._retired = self._beside.submit(session.close)
-        else:
-            session.close()
+        self._retired = self._beside.submit(session.close)
 
     def _settle(self, session: Session, values: Values, took_ms: tuple[float, float]) -> None:
         """Make more untimed calls if they are short: a fresh process needs about ten to reach its speed.
@@ -352,7 +349,7 @@ class Timing(Trial):
         if self._retired is not None:
             self._retired.result()
         start = time.monotonic()
-        self.samples.protocol.append(self.reference.protocol_ms())
+        self.samples.protocol.append(self.reference.nothing_ms())
         for turn in range(PAIRS_A_WORKER):
             while not self._pair(session, turn):
                 pass

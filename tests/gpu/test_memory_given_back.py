@@ -1,5 +1,7 @@
 """Device memory that is given back, taken again, or short: results are right, and a judging ends in a verdict."""
 
+from contextlib import closing
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from kernelwright.sandbox.calls.gpu_buffers import SPARE_PLACES
 from kernelwright.sandbox.calls.gpu_chain import Work, rehearse, run_chain
 from kernelwright_child import driver
 from tests.gpu.harness import SETTINGS, Judges
-from tests.gpu.honest import RELU, problem
+from tests.gpu.honest import LINEAR, RELU, problem
 
 pytestmark = [
     pytest.mark.gpu,
@@ -58,7 +60,7 @@ def test_a_candidate_that_gives_memory_back_in_each_call_is_right():
 def test_where_memory_runs_out_in_the_middle_of_a_measurement_it_goes_on_with_less(monkeypatch):
     monkeypatch.setattr(gpu_timing, "MEMORY_SHARE", 8.0)  # as if another program took it after the calls were planned
     torch.cuda.empty_cache()
-    ballast = torch.empty(torch.cuda.mem_get_info()[0] - 16 * 2**30, dtype=torch.uint8, device="cuda")
+    ballast = torch.empty(torch.cuda.mem_get_info()[0] - 23 * 2**30, dtype=torch.uint8, device="cuda")
     with Judges() as judges:
         verdict = judges.judged(LARGE, GIVES_BACK.replace("torch.cuda.empty_cache()", "pass"))
     assert verdict.outcome == "passed", verdict
@@ -79,3 +81,19 @@ def test_calls_that_compute_nothing_need_memory_for_one_result_however_many_they
     finally:
         reference.close()
     assert len(chain.links) == calls and ballast.numel() == spare
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_all_baselines_start_together_where_memory_is_not_short(is_short):
+    backend = backend_of(SETTINGS.model_copy(update={"compiled": ("default",)}))
+    with backend.device_lock(), closing(backend.baselines(LINEAR)) as baselines:
+        assert baselines.first.needs.result
+        torch.cuda.empty_cache()
+        spare = torch.cuda.mem_get_info()[0] - 3 * 2**30 if is_short else 0
+        ballast = torch.empty(spare, dtype=torch.uint8, device="cuda")
+        assert baselines.is_tight == is_short
+        baselines.start()
+        started = {form.baseline for form in baselines._others}
+        assert ("torch.compile default" in started) == (not is_short)
+        assert "torch.compile default" in {other.name for other in baselines.others(0)}
+    assert ballast.numel() == spare

@@ -17,7 +17,7 @@ from kernelwright.sandbox.calls.backend import (
     Needs,
     child_bytes,
     child_refusal,
-    holds_another,
+    fit_easily,
     planned,
     references_kept,
     refusal,
@@ -195,15 +195,10 @@ def test_a_child_that_is_too_small_is_told_with_the_option_that_gives_more():
 SMALL = Needs(2**20, 2**20, 2**21, 2**20, 0)
 
 
-def test_another_worker_stands_where_it_fits_beside_what_is_planned_to_the_byte():
-    just = taken_bytes(SMALL, 5, ON_DEVICE) + ON_DEVICE.child
-    assert holds_another(SMALL, 5, just, ON_DEVICE)
-    assert not holds_another(SMALL, 5, just - 1, ON_DEVICE)
-
-
-@given(NEEDS, st.integers(1, 8), SIZES)
-def test_beside_a_large_problem_stands_no_other_worker(needs, references, free):
-    assert not (holds_another(needs, references, free, ON_DEVICE) and needs.is_large)
+def test_references_start_together_where_twice_their_need_is_free_and_the_host_holds_all_weights():
+    needs, just = Needs(GIB, GIB, 2 * GIB, GIB, 2 * GIB), 2 * 6 * (ON_DEVICE.child + 7 * GIB)
+    found = [fit_easily(needs, 6, just - less, 12 * GIB - lacking) for less, lacking in ((0, 0), (1, 0), (0, 1))]
+    assert found == [True, False, False]
 
 
 @pytest.fixture
