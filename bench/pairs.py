@@ -293,14 +293,22 @@ def tell(path: Path) -> Report:
     for kind, found in logs.items():
         correct = sum(row["outcome"] == "passed" for row in rows if row["kind"] == kind)
         mean = f"{math.exp(statistics.mean(found.values())):.3f}" if found else "-"
-        both = {pair: found[pair] - logs["no profile"][pair] for pair in found if pair in logs["no profile"]}
-        against = "-"
-        if kind != "no profile" and both:
-            low, high = interval_by_problem((problem[pair], value) for pair, value in both.items())
-            middle = statistics.fmean(both.values())
-            against = f"{math.exp(middle):.3f} [{math.exp(low):.3f}, {math.exp(high):.3f}], {verdict_of(low, high)}"
+        against = "-" if kind == "no profile" else _against(found, logs["no profile"], problem)
         lines.append(f"| {kind} | {len(found)} | {correct} | {mean} | {against} |")
+    best = [max(found[pair] for found in logs.values() if pair in found) for pair in problem]
+    lines.append(f"\ndiagnoses over raw counters: {_against(logs['diagnoses'], logs['raw counters'], problem)}")
+    lines.append(f"the best child over its parent, losses as 1: {math.exp(statistics.fmean(best)):.3f}")
     return Report("\n".join(lines))
+
+
+def _against(found: Mapping[str, float], other: Mapping[str, float], problem: Mapping[str, str]) -> str:
+    """Return the ratio of two kinds over the pairs that both have, with its interval, as text."""
+    both = {pair: found[pair] - other[pair] for pair in found if pair in other}
+    if not both:
+        return "-"
+    low, high = interval_by_problem((problem[pair], value) for pair, value in both.items())
+    middle = math.exp(statistics.fmean(both.values()))
+    return f"{middle:.3f} [{math.exp(low):.3f}, {math.exp(high):.3f}], {verdict_of(low, high)}"
 
 
 def gain(ratio: float | None) -> float:

@@ -55,8 +55,10 @@ class Row(Record):
         if self.verdict is None:
             return self.outcome == "passed" if accuracy == self.accuracy and self.outcome != "not judged" else None
         if isinstance(self.verdict, Failed):
-            # Another stage than the comparison fails at every accuracy; a comparison ends at its first error.
-            return False if self.verdict.stage != "check" or accuracy == self.accuracy else None
+            # Another stage than the comparison fails at every accuracy. A comparison ends at its first error, and what
+            # `default` or `tf32` refuses is wrong at `ieee` too.
+            is_narrower = accuracy == "ieee" and self.accuracy in ("default", "tf32")
+            return False if self.verdict.stage != "check" or accuracy == self.accuracy or is_narrower else None
         return True if accuracy == self.accuracy else self.verdict.evidence.meets(accuracy)
 
 
@@ -104,8 +106,11 @@ INTRO = """\
 
 Kernels of public releases, judged as any candidate is, beside what their authors state and what KernelBench's own
 evaluator says of them on the same card. Each is judged at the sizes of its release, at effort `search` unless a row
-says otherwise, with `--weights auto`. `python -m bench others` judges them from a checkout of the release and draws
-this page from `bench/records/others.jsonl.gz`. Of the releases only names, digests and claims are kept.
+says otherwise, with `--weights auto`. `python -m bench others PATH` judges them from a checkout of the release, and
+`python -m bench others keep FILE` adds what it found to `bench/records/others.jsonl.gz` and draws this page. Of the
+releases only names, digests and claims are kept. They are judged in the order of the release; a part judged at
+`kernelbench` alone was drawn with a seed. Such rows have no interval here, and their speedup is that of the looser
+accuracy.
 
 A claim was made with the authors' own card, software and baseline, usually eager PyTorch. Our speedup is against the
 fastest baseline at equal accuracy: eager, eager at default precision or `torch.compile`, host ahead, L2 cache cold. A
@@ -115,7 +120,8 @@ FAIR = """\
 
 - `check`: the result is wrong on some input at that accuracy; the phrase names the element. `kernelbench` allows an
   absolute error of 1e-4 on inputs as drawn, as the benchmark does; what passes there may be wrong at `ieee`.
-- `scan`, `build`, `load` or `run`: there is no class `ModelNew`, it does not compile, or it raises.
+- `scan`, `build`, `load` or `run`: there is no class `ModelNew`, it does not compile, it raises, or it breaks a rule of
+  the judge: it changes an input, or returns a tensor that is computed only when somebody looks.
 - "not judged": the problem itself cannot be judged, which says nothing of the kernel.
 
 Three refusals rest on a rule of ours that others may not share. A result has to be computed in each call: memory of an

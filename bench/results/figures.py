@@ -122,6 +122,7 @@ def level_figures(
     above = [share for share in shares if share <= 1]
     below = [is_faster(cell) for kept, cell in pairs if kept.address not in wall]
     above_all = [is_faster(cell) and kept.faster_than_any for kept, cell in pairs]
+    above_below = [won for won, (kept, _) in zip(above_all, pairs, strict=True) if kept.address not in wall]
     copies = [share for kept, cell in pairs if (share := copy_share(kept, cell)) is not None]
     return LevelFigures(
         problems=len(pairs),
@@ -129,7 +130,7 @@ def level_figures(
         faster=sum(is_faster(cell) for _, cell in pairs) / len(pairs),
         at_the_wall=len(pairs) - len(below),
         faster_below=sum(below) / len(below) if below else None,
-        faster_than_any=(sum(above_all) / len(pairs), sum(above_all) / len(below) if below else None),
+        faster_than_any=(sum(above_all) / len(pairs), sum(above_below) / len(below) if below else None),
         median=statistics.median(speedups) if speedups else None,
         mean=metrics.geometric_mean(speedups) if speedups else None,
         with_failures=metrics.geometric_mean(everywhere).value,

@@ -33,18 +33,20 @@ other answers the one to repair or improve, and a line on each earlier one.
 A [full prompt](results-prompt.txt), for a problem of our own catalog, shows all sections. Temperature and length were
 the model's own defaults. {remark}
 
-A speedup is the median ratio of times against the fastest baseline at equal accuracy (strict eager, eager at default
-precision, `torch.compile`); "of any baseline" counts less accurate ones too. A failure stays in every denominator. What
-is faster than any algorithm could be, or was refused by a later judge, is a failure: [metrics](judge.md#metrics). Weak
-problems, whose result hardly depends on the input, are shown and not ranked.
+A speedup is the median ratio of times against the fastest baseline at equal accuracy: strict eager, eager at default
+precision, channels_last, or `torch.compile` in its default mode, strict. "Of any baseline" counts less accurate ones
+too, eager with TF32 among them. A failure stays in every denominator. What is faster than any algorithm could be, or
+was refused by a later judge, is a failure: [metrics](judge.md#metrics). Weak problems, whose result hardly depends on
+the input, are shown and not ranked.
 
 `make results` draws this page and its pictures from the folder `results`; only `notes.toml` is
 typed. The table counts ranked problems:
 
 - "judged faster": the share of all problems whose kernel the judge calls `faster`, and of those not at the wall;
 - "faster than any": the same two shares, with the intervals against all baselines, TF32 and others among them, above 1;
-- "at the wall": problems whose fastest baseline ran at 97 % of a copy's speed or more. `selection.toml` has named them
-  since the second round, whatever is answered or measured later;
+- "at the wall": problems where PyTorch already moves data at 97 % of a copy's speed or more. `selection.toml` has named
+  them since the second round, whatever is answered or measured later. Where more is read than written a kernel can
+  exceed a copy;
 - "median" and "geometric mean of the correct": over correct kernels, whose number is under "correct". A speedup above 1
   that is too noisy or unconfirmed counts as 1;
 - "failures as 1": the geometric mean over all problems; "failures and losses as 1": with slower kernels as 1 too;
@@ -57,7 +59,8 @@ ROUNDS = """\
 A round is the first answer to each problem, the second, and so on:"""
 HOW_MEASURED = """\
 How each was measured; "samples" are paired samples in so many pairs of processes, "judge" is the judge version, or in
-older records the start of a digest:"""
+older records the start of a digest. Fewer than five pairs are enough where each took so long that the limit on the time
+of a judging was met, or where the kernel is slower beyond doubt:"""
 UNDER_WAY = """\
 **This is under way.** Until a search is at its end its figures can change. What was timed by an older clock, or with
 the effort `search` alone, is judged again in full; the column "effort" says where that is done."""
@@ -77,10 +80,10 @@ By level:""",
 
 Under "answers" stands what came of each: the speedup of its first verdict, or where it failed. The speedup is that of
 the best, by the verdict that counts, "judged" that verdict's word; "again" is that of
-[a later judge](#judged-a-second-time). "eager" is strict eager, "default" eager at default precision, "compiled" the
-fastest mode of torch.compile; less accurate ones are shown too. Where nothing is correct PyTorch's times and the
-roofline are those of a brief look before the first answer. Tokens are those of prompts and answers together, as the
-provider counts them, else estimated from their lengths. The kernels lie in `results/kernels`, a folder a dtype.""",
+[a second judging](#judged-a-second-time), by itself. "eager" is strict eager, "default" eager at default precision,
+"compiled" torch.compile; less accurate ones are shown too. Where nothing is correct PyTorch's times and the
+roofline are those of a brief look before the first answer. Tokens are those of prompts and answers together, estimated
+from their lengths. The kernels lie in `results/kernels`, a folder a dtype.""",
     "above": """\
 ## Factors above 10
 
@@ -129,8 +132,9 @@ JUDGED_TWICE = """\
 ## Judged a second time
 
 By another process with other seeds, against the problems of a fresh checkout
-(`python -m bench.results again KernelBench`). The first such verdict on a kernel counts where its own is not in full by
-the present clock; a further one is the second. Intervals meet if they have a point in common."""
+(`python -m bench.results again KernelBench`). Where the search's own verdict is of an older clock or of less effort,
+the first such verdict takes its place, and the next is the second judging. Intervals meet if they have a point in
+common."""
 MADE = """\
 ## How it was made
 
@@ -256,7 +260,8 @@ def _missing(index: Index, selection: Selection) -> list[str]:
         waiting = [address for address in asked if (address, dtype) not in ended]
         unbegun = [address for address in asked if (address, dtype) not in begun]
         if waiting:
-            said.append(f"In {dtype} {len(waiting)} of {len(asked)} problems wait for answers or for their judging.")
+            wait = "wait for answers, or for a judging, be it the best's in full"
+            said.append(f"In {dtype} {len(waiting)} of {len(asked)} problems {wait}.")
         if unbegun:
             said.append(f"Of {', '.join(unbegun)} none is judged yet; they stand in no table and no share.")
     return [fill(f"{UNDER_WAY} {' '.join(said)}", 120)] if said else []

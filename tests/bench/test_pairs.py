@@ -107,7 +107,7 @@ def test_the_table_holds_every_kind(tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines = str(tell(path)).splitlines()
-    assert [line.split("|")[1].strip() for line in lines[2:]] == list(KINDS)
+    assert [line.split("|")[1].strip() for line in lines[2:5]] == list(KINDS)
     assert "1.500 [1.500, 1.500], wins" in lines[4] and "1.000 [1.000, 1.000], undecided" in lines[3]
 
 
@@ -120,6 +120,6 @@ def test_pairs_are_fixed_by_digest(tmp_path):
 def test_a_search_s_gain_is_the_mean_over_its_kernels_and_a_failure_counts_as_none(tmp_path):
     rows = [{"problem": f"level1/{at}", "kind": BEST, "ratio": ratio} for at, ratio in enumerate((1.0, 2.0, 4.0, None))]
     assert "4 kernels: 1.682 [1.000, 2.8" in str(tell_gains(rows)), "the fourth root of 8"
-    (tmp_path / "gains.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert tell(tmp_path / "gains.jsonl") == tell_gains(rows)
+    (path := tmp_path / "gains.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert tell(path) == tell_gains(rows)
     assert "nothing is judged" in str(tell_gains([]))

@@ -461,9 +461,9 @@ def test_the_problems_at_the_wall_are_those_whose_baseline_runs_as_fast_as_a_cop
             found = cell.published if cell.published and cell.published.passed else kept.reference
             share = kept.copy_ms / min(found.baselines_ms.values()) if found and kept.copy_ms else 0.0
             assert (share >= 0.97) is (kept.address in wall[one.dtype]), kept.address  # until it is measured again
-        (faster,) = {level_figures(one.ranked, ["best"], found).faster for found in (wall[one.dtype], ())}
-        below = level_figures(one.ranked, ["best"], wall[one.dtype])
-        assert below.at_the_wall > 0 and faster < below.faster_below <= 1
+        won = [kept.address for kept, _ in one.ranked if kept.faster_than_any]
+        below, others, plain = (level_figures(one.ranked, ["best"], found) for found in (wall[one.dtype], won, ()))
+        assert below.at_the_wall and below.faster == plain.faster < below.faster_below and not others.faster_than_any[1]
 
 
 def test_each_round_has_its_status(run, results, tmp_path):
