@@ -390,6 +390,8 @@ class DeviceTiming(Timing):
             with side.ready() as session, nullcontext() if side.is_candidate else _owned(session, keep) as owned:
                 start = time.monotonic()
                 limit_s = self._call_limit_s() if side.is_candidate else PATIENCE * self._settings.call_timeout_s
+                if session.needs_warming:  # it has given its memory back
+                    session.call_ms(self._earlier, limit_s, self.operation)
                 timed = session.call(values, limit_s, self.operation, in_place=not side.is_candidate)
                 output = owned(timed.output) if owned else timed.output
                 session.release_result()

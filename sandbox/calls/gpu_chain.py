@@ -83,8 +83,12 @@ def run_chain(session: GpuSession, work: Work, values: Sequence[Values], before:
     prepared = session.prepare(before)
     message = work.message(flags, values[0]) | {"seeds": [one.seed for one in values], "show": keep}
     flags.last += len(values)
-    with session.keeps_memory():
-        return _run_issued(session, values, message, prepared.was_idle)
+    try:
+        with session.keeps_memory():
+            return _run_issued(session, values, message, prepared.was_idle)
+    except torch.OutOfMemoryError:
+        session.free_memory()  # what its results take
+        raise CannotIssueAhead("there is no memory for its results") from None
 
 
 def _run_issued(session: GpuSession, values: Sequence[Values], message: dict[str, Any], was_idle: bool) -> Chain:
@@ -114,10 +118,8 @@ def _run_issued(session: GpuSession, values: Sequence[Values], message: dict[str
         handovers = with_relief(made)
         driver.synchronize()
         judge_ms = dealer.deal(flags, shared.places, handovers)
-    except BaseException as error:
+    except BaseException:
         session.drain()
-        if isinstance(error, torch.OutOfMemoryError):
-            raise CannotIssueAhead("there is no memory for its results") from None
         raise
     if judge_ms is None:
         session.close()

@@ -118,19 +118,16 @@ class SpareWorkers:
         except SandboxError as error:
             LOG.info("no warm workers for the next candidate: %s", error)
             return
-        self._keep(warm)
-        if self._forget is None:
-            from kernelwright.sandbox.calls.gpu_buffers import register
-
-            self._forget = register(self.give_up, self._backend.settings.ordinal)
-
-    def _keep(self, warm: WarmWorkers) -> None:
         with self._choosing:
             is_late = self._is_closed or self._workers is not None
             if not is_late:
                 self._workers = warm
         if is_late:
             warm.close()
+        if self._forget is None:
+            from kernelwright.sandbox.calls.gpu_buffers import register
+
+            self._forget = register(self.give_up, self._backend.settings.ordinal)
 
     def take(self) -> WarmWorkers | None:
         """Hand them over to the caller."""

@@ -96,7 +96,7 @@ def test_workers_that_stood_serve_one_candidate_and_end_with_it(settings):
             spare.make()
             warm = spare.take()
             assert warm is not None
-            spare._keep(warm)
+            spare._workers = warm
             children, folder = [session._child for session in warm.sessions], warm.folder.path
             verdict = judge.judge(Candidate(source=source))
             assert isinstance(verdict, Passed), verdict
@@ -109,7 +109,7 @@ def test_what_stands_for_nobody_ends_with_its_judge(settings):
     spare = SpareWorkers(backend_of(settings))
     spare.make()
     warm = spare.take()
-    spare._keep(warm)
+    spare._workers = warm
     children, folder = [session._child for session in warm.sessions], warm.folder.path
     spare.close()
     assert not folder.exists()
