@@ -390,7 +390,7 @@ class Pair(Record):
     """Speedup of the first run's best kernel; None where it found no correct one."""
     second: float | None
     ratio: float | None
-    """second / first, of speedups as metrics count them; None unless both found one, by the same clock."""
+    """second / first; None unless both found one, beyond doubt and by the same clock."""
     winner: str
     """`first`, `second`, or `same` where the intervals overlap, the clocks differ or neither found a correct kernel."""
     timing_clocks: tuple[TimingClock | None, TimingClock | None] = (None, None)
@@ -444,7 +444,7 @@ def compare_runs(first: RunSummary, second: RunSummary) -> RunComparison:
 def _pair(first: ProblemSummary, second: ProblemSummary) -> Pair:
     one = first.best.measured if first.best else None
     two = second.best.measured if second.best else None
-    counts = one.counting() if one else None, two.counting() if two else None
+    mine, other = (None if side is None or side.is_doubtful else side.counting() for side in (one, two))
     other_clock = one is not None and two is not None and one.timing_clock != two.timing_clock
     winner = "same"
     if one is None or two is None:
@@ -457,7 +457,7 @@ def _pair(first: ProblemSummary, second: ProblemSummary) -> Pair:
         problem=first.problem,
         first=one.speedup if one else None,
         second=two.speedup if two else None,
-        ratio=counts[1] / counts[0] if counts[0] and counts[1] and not other_clock else None,
+        ratio=other / mine if mine and other and not other_clock else None,
         winner=winner,
         timing_clocks=(one.timing_clock if one else None, two.timing_clock if two else None),
         comparisons=(one.comparison if one else None, two.comparison if two else None),

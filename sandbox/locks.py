@@ -156,13 +156,13 @@ def report_load(cores: tuple[int, ...], threads: int, wait: bool, waiting: WaitL
         return
     while found := _disturbance(cores, threads):
         waited_s = time.monotonic() - start
-        load = f"load {found} on {len(cores)} core{'s' if len(cores) > 1 else ''}"
+        load = f"other programs' load is {found} on {len(cores)} core{'s' if len(cores) > 1 else ''}"
         if not wait:
-            _report_once("load", f"{load}: times will be noisy; --wait-quiet lets it pass first")
+            _report_once("load", f"{load}: times will be noisy; --wait-quiet waits for their end")
             return
         if waited_s - reported_s >= REPORT_S:
             reported_s = waited_s
-            words = f"{load}: waiting until it ends, for {waited_s:.0f} s so far; Ctrl-C ends it"
+            words = f"{load}: waiting for their end, for {waited_s:.0f} s so far; Ctrl-C ends it"
             print(f"kernelwright: {words}", file=sys.stderr, flush=True)
         if waiting.stopped():
             raise MachineError("the judging was stopped before the load on its cores had ended")

@@ -243,7 +243,7 @@ def _compare(first: Path, second: Path, as_json: bool) -> None:
     mean = found.ratio
     if mean:
         interval = f" [{mean.low:.2f}, {mean.high:.2f}]" if mean.low and mean.high else ""
-        print(f"Where both found a correct kernel, {found.second} is {mean.value:.2f} x as fast{interval}.")
+        print(f"Where both found a kernel beyond doubt, {found.second} is {mean.value:.2f} x as fast{interval}.")
     clocks = [one.problem for one in found.pairs if None not in one.timing_clocks and len({*one.timing_clocks}) > 1]
     if clocks:
         print(f"Timed by two clocks, not compared: {', '.join(clocks)}. Judge the older run again to compare them.")

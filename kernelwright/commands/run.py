@@ -311,7 +311,7 @@ def with_parts(named: Sequence[str], top: int | None, attempts: int) -> tuple[li
     from kernelwright.programs.split import attempts_for, chosen_problems
 
     if top is not None and not any(map(is_capture, named)):
-        raise UserMistake("--top chooses among the parts of a capture, and none is named; name its folder")
+        raise UserMistake(f"--top chooses among the parts of a capture, and {', '.join(named)} is none; name one")
     names: list[str] = []
     shares: dict[str, int] = {}
     for one in named:
