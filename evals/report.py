@@ -327,4 +327,4 @@ def _cells(results: Sequence[Result]) -> list[str]:
     if not speedups:
         return [str(len(results)), *shares, "-"]
     found = metrics.geometric_mean(speedups)
-    return [str(len(results)), *shares, f"{ratio_words(found.value, found.low, found.high)} of {found.count}"]
+    return [str(len(results)), *shares, f"{ratio_words(found.value, found.low, found.high)}, n = {found.count}"]
