@@ -120,17 +120,15 @@ def level_figures(
     any_baseline = [_against_any(cell) for _, cell in pairs]
     shares = [share for _, cell in pairs if (share := floor_share(cell)) is not None]
     above = [share for share in shares if share <= 1]
-    below = [is_faster(cell) for kept, cell in pairs if kept.address not in wall]
-    above_all = [is_faster(cell) and kept.faster_than_any for kept, cell in pairs]
-    above_below = [won for won, (kept, _) in zip(above_all, pairs, strict=True) if kept.address not in wall]
+    below = [(kept, cell) for kept, cell in pairs if kept.address not in wall]
     copies = [share for kept, cell in pairs if (share := copy_share(kept, cell)) is not None]
     return LevelFigures(
         problems=len(pairs),
         right=len(speedups),
-        faster=sum(is_faster(cell) for _, cell in pairs) / len(pairs),
+        faster=_faster(pairs),
         at_the_wall=len(pairs) - len(below),
-        faster_below=sum(below) / len(below) if below else None,
-        faster_than_any=(sum(above_all) / len(pairs), sum(above_below) / len(below) if below else None),
+        faster_below=_faster(below) if below else None,
+        faster_than_any=(_faster_than_any(pairs), _faster_than_any(below) if below else None),
         median=statistics.median(speedups) if speedups else None,
         mean=metrics.geometric_mean(speedups) if speedups else None,
         with_failures=metrics.geometric_mean(everywhere).value,
@@ -142,6 +140,14 @@ def level_figures(
         below_floor=len(shares) - len(above),
         of_copy=metrics.geometric_mean(copies).value if copies else None,
     )
+
+
+def _faster(pairs: Sequence[tuple[Kept, LeaderboardCell]]) -> float:
+    return sum(is_faster(cell) for _, cell in pairs) / len(pairs)
+
+
+def _faster_than_any(pairs: Sequence[tuple[Kept, LeaderboardCell]]) -> float:
+    return sum(is_faster(cell) and kept.faster_than_any for kept, cell in pairs) / len(pairs)
 
 
 def _against_any(cell: LeaderboardCell) -> float:

@@ -228,7 +228,7 @@ class GpuReference(ReferenceSession):
         session.result_bytes = session.device.total_bytes()  # it is trusted
         self.layout: Layout = session.layout(fresh_seed(), self._patience_s)
         session.show_memory(self._shared.for_layout(self.layout, device_of(self.settings)))
-        if not session.can_be_mapped():
+        if not session.can_be_mapped:
             session.share_outputs(self.needs.exact)
         self._forget = register(self.free_memory, self.settings.ordinal)
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from kernelwright.sandbox.calls.backend import Needs
@@ -107,7 +108,7 @@ class GpuSession(Session):
         """Share memory and calibrate on an idle device, before the candidate's source runs."""
         self.share_layout(layout)
         self._outputs_bytes = result_bytes
-        self.copies_outputs = not self.can_be_mapped()
+        self.copies_outputs = not self.can_be_mapped
         if self.copies_outputs or result_bytes <= SHARED_AHEAD:
             self.share_outputs(result_bytes)
         if self.copies_outputs:
@@ -178,6 +179,7 @@ class GpuSession(Session):
     def release_result(self) -> None:
         self._is_read_in_place = False
 
+    @cached_property
     def can_be_mapped(self) -> bool:
         claims = self.ask({"op": "trial"}, self._settings.start_timeout_s)["tensors"]
         try:

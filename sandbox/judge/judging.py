@@ -214,8 +214,8 @@ class Judge:
         is_loaded = built.worker is not None
         session, values = built.worker or built.next_worker(), reference.draw()
         try:
-            spare, has_room = self.spare, not self._baselines.is_tight
-            warming = in_background(spare.make) if spare and spare.has_more and has_room else nullcontext()
+            spare = self.spare if self.spare and self.spare.has_more and not self._baselines.is_tight else None
+            warming = in_background(spare.make) if spare else nullcontext()
             with warming, built.stage("check"):
                 if not is_loaded:
                     self._load(built, session, reference)

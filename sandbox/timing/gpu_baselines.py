@@ -1,7 +1,6 @@
 """The references of one problem on a device, and how accurate its less accurate baselines are."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import get_args
 
@@ -17,6 +16,7 @@ from kernelwright.sandbox.storage import Key, Store, baseline_key
 from kernelwright.sandbox.tensors import Values
 from kernelwright.sandbox.timing.baseline_facts import BaselineErrors, accuracy_of
 from kernelwright.sandbox.timing.baselines import PERMITTING, Baselines, OtherBaseline, begin_compiler
+from kernelwright.sandbox.timing.paired import in_background
 from kernelwright.sandbox.verdict.settings import Accuracy
 from kernelwright.sandbox.workfolder import WorkFolder
 
@@ -54,16 +54,14 @@ class GpuBaselines(Baselines):
         needs, wanted = self.first.needs, self._settings.worker_pairs + 1
         fit = fit_easily(needs, wanted, device_of(self._settings).free_bytes(), free_bytes())
         with self.first.on_device() as session:  # where results cannot be mapped, each that starts draws inputs
-            return not (fit and session.can_be_mapped()) or super().is_tight
+            return not (fit and session.can_be_mapped) or super().is_tight
 
     def _start_together(self, works: Sequence[Callable[[], object]]) -> None:
         """Start the other baselines too, which takes longest: in this thread, so that an interrupt ends them."""
         self.eager(0)  # they are compared with it
-        with ThreadPoolExecutor(1) as pool:
-            starting = pool.submit(super()._start_together, works)
+        with in_background(partial(super()._start_together, works)):
             if self._settings.effort != "screen":
                 self.others(0)
-        starting.result()
 
     def others(self, number: int) -> list[OtherBaseline]:
         found, eager, groups = super().others(number), self.eager(number), self._settings.baselines

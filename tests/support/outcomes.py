@@ -97,7 +97,7 @@ def earlier_tables(path):
 
 
 def figures():
-    """Speedup, interval and comparison of all verdicts in `results`, by run, problem, attempt, judging and samples."""
+    """Speedup, interval and comparison of passing verdicts in `results`, by run, problem, attempt, judging, samples."""
     found = {}
     for one in read_lines(RECORDS, Searched.model_validate_json):
         for answered in one.attempts:
