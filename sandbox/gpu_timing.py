@@ -425,7 +425,7 @@ class DeviceTiming(Timing):
         self.baseline.release_result()
         if not self.samples.candidate and counted:
             kept = [(drawn[number][1], output) for number in counted if (output := links[EAGER][number].output)]
-            self.samples.moves_data = moves_data(*zip(*kept, strict=True))
+            self.samples.moves_data = with_relief(lambda: moves_data(*zip(*kept, strict=True)))
         return counted
 
     def _keep(self, links: dict[str, list[Link]], counted: Sequence[int], places: dict[str, int]) -> None:

@@ -289,6 +289,14 @@ def by_idea(rows: Sequence[Kept]) -> dict[str, IdeaFigures]:
     return {idea: IdeaFigures(tried[idea], won[idea], middle.get(idea)) for idea in order}
 
 
+def second_apart(rows: Sequence[Kept]) -> list[float]:
+    """Return by how much the second speedup of each row lies from its first, as a share of that."""
+    pairs = [
+        (row.facts.best.measured.speedup, row.again.measured.speedup) for row in rows if row.facts.best and row.again
+    ]
+    return [abs(second / first - 1) for first, second in pairs if first and second]
+
+
 def failures(rows: Sequence[Kept]) -> dict[str, list[tuple[Kept, Trial]]]:
     """By outcome, every answer that came to nothing; the most frequent outcome first."""
     found: dict[str, list[tuple[Kept, Trial]]] = {}

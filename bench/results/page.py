@@ -1,5 +1,6 @@
 """docs/results.md: drawn from the folder of results alone, the same bytes on every machine."""
 
+import statistics
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -459,7 +460,13 @@ def _again(index: Index) -> str:
     reported = (
         f"{len(done)} of {len(kept)} kept kernels were judged a second time{on}; the intervals of {met} of them meet."
     )
-    return f"{JUDGED_TWICE}\n\n{reported}"
+    apart = figures.second_apart(kept)
+    if apart:
+        reported += (
+            f" The second speedup differs from the first by {100 * statistics.median(apart):.1f} % in the median"
+            f" and by {100 * max(apart):.1f} % at most."
+        )
+    return f"{JUDGED_TWICE}\n\n{fill(reported, 120)}"
 
 
 def _commands(index: Index, selection: Selection) -> str:

@@ -225,7 +225,7 @@ def child_bytes(needs: Needs) -> int:
 
 
 def refusal(name: str, needs: Needs, free_bytes: int, own: ProcessBytes) -> str:
-    where, other = ("the device", "") if own == ON_DEVICE else ("this machine", ", or a GPU")
+    where, other = ("the device", ", end what else uses it") if own == ON_DEVICE else ("this machine", ", or a GPU")
     return (
         f"judging {name} takes {gib(taken_bytes(needs, 1, own))} of memory (a call has {gib(needs.inputs)} of inputs, "
         f"{gib(needs.weights)} of weights and takes {gib(needs.peak)} beside them) and {where} has "

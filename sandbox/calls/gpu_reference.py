@@ -357,7 +357,7 @@ class GpuReference(ReferenceSession):
 
     def _room(self, how: str) -> str:
         there = gib(device_of(self.settings).total_bytes())
-        return f"the device's {there} leave it{how}; use a device with more, or make the problem smaller"
+        return f"the device's {there} leave it{how}; end what else uses it, or use one with more"
 
     def close(self) -> None:
         self._forget()

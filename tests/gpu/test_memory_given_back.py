@@ -60,7 +60,7 @@ def test_a_candidate_that_gives_memory_back_in_each_call_is_right():
 def test_where_memory_runs_out_in_the_middle_of_a_measurement_it_goes_on_with_less(monkeypatch):
     monkeypatch.setattr(gpu_timing, "MEMORY_SHARE", 8.0)  # as if another program took it after the calls were planned
     torch.cuda.empty_cache()
-    ballast = torch.empty(torch.cuda.mem_get_info()[0] - 23 * 2**30, dtype=torch.uint8, device="cuda")
+    ballast = torch.empty(torch.cuda.mem_get_info()[0] - 27 * 2**30, dtype=torch.uint8, device="cuda")
     with Judges() as judges:
         verdict = judges.judged(LARGE, GIVES_BACK.replace("torch.cuda.empty_cache()", "pass"))
     assert verdict.outcome == "passed", verdict
