@@ -27,14 +27,13 @@ from kernelwright.problems import Problem
 from kernelwright.problems.languages import TARGETS
 from kernelwright.prompts.brief import Baselines
 from kernelwright.sandbox.machine import cpu_facts, processor_name, versions
-from kernelwright.sandbox.peaks import known_peaks_here
+from kernelwright.sandbox.peaks import caches_of, known_peaks_here
 from kernelwright.sandbox.pool.executor import torch_version
 from kernelwright.sandbox.storage import Store, work_key
 from kernelwright.sandbox.verdict.report import DOUBTS, timings
 from kernelwright.sandbox.verdict.roofline import Floor, NecessaryWork, floor_of
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, EAGER, Failed, Measurement, Passed
 
-CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 FALLBACK_GPU = "H100"  # the device of prompts for a GPU target on a machine without a known GPU
 
 
@@ -47,7 +46,8 @@ def sheet_for(target: str, name: str | None = None, ordinal: int = 0) -> prompts
         return found
     if TARGETS[target].device == "cpu":  # a KeyError here is a caller's bug
         cores = len(os.sched_getaffinity(0))
-        return prompts.cpu_sheet(processor_name(), cores, cpu_facts().get("flags", "").split(), _caches())
+        caches = {f"L{level}{'d' * (kind == 'Data')}": size for level, kind, size, _ in caches_of(0)}
+        return prompts.cpu_sheet(processor_name(), cores, cpu_facts().get("flags", "").split(), caches)
     import torch
 
     if torch.cuda.is_available():
@@ -72,19 +72,6 @@ def versions_here() -> prompts.TargetVersions:
     found = {"python": platform.python_version(), "torch": torch_version()}
     numbers = {name: re.match(r"\d+\.\d+", version) for name, version in found.items()}
     return prompts.TargetVersions(**{name: number[0] for name, number in numbers.items() if number})
-
-
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-
-
-def _caches() -> dict[str, int]:
-    """Read the bytes of each data or unified cache of the first core, smallest first."""
-    found: dict[str, int] = {}
-    for index in sorted(CACHE_FOLDER.glob("index*")):
-        kind, level, size = ((index / name).read_text().strip() for name in ("type", "level", "size"))
-        if kind != "Instruction":
-            found[f"L{level}{'d' if kind == 'Data' else ''}"] = int(size.rstrip("KMG")) * _UNITS[size[-1]]
-    return found
 
 
 def baselines_of(view: View) -> Baselines:

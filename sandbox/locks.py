@@ -22,9 +22,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakSet
 
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright_child.supervisor import descendants
@@ -236,15 +237,14 @@ def device_holder(uuid: str) -> str | None:
 @contextmanager
 def _lock(path: Path, what: str, waiting: WaitLimit, everybodys: bool = False) -> Iterator["_Lock"]:
     fd = open_everybodys(path) if everybodys else open_own(path)
-    _closed_in_forks()
-    _OPEN.add(fd)
+    file = FileIO(fd, "r+")
+    close_in_forks(file)
     lock = _Lock(fd, what, waiting)
     try:
         yield lock
     finally:
         lock.forget()
-        _OPEN.discard(fd)
-        os.close(fd)
+        file.close()
 
 
 class _Lock:
@@ -301,19 +301,12 @@ def _report_once(about: object, line: str) -> None:
     print(f"kernelwright: {line}", file=sys.stderr, flush=True)
 
 
-@cache
-def _closed_in_forks() -> None:
-    os.register_at_fork(after_in_child=_close_all)
+def close_in_forks(lock_file: FileIO) -> None:
+    """Close it in every fork, which may outlive this process."""
+    _OPEN.add(lock_file)
 
 
-def _close_all() -> None:
-    for fd in _OPEN:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    _OPEN.clear()
-
-
-_OPEN: set[int] = set()
-"""Lock files that this process has open."""
+_OPEN: WeakSet[FileIO] = WeakSet()
+os.register_at_fork(after_in_child=lambda: list(map(FileIO.close, list(_OPEN))))
 _REPORTED: set[object] = set()
 _REPORTING = threading.Lock()

@@ -9,8 +9,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,20 +128,21 @@ class Caches(NamedTuple):
     third: int
 
 
+def caches_of(core: int) -> Iterator[tuple[int, str, int, str]]:
+    """Yield level, type, bytes and sharing cores of a core's data and unified caches, smallest first."""
+    for folder in sorted(Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index*")):
+        with suppress(OSError):
+            names = ("type", "level", "size", "shared_cpu_list")
+            kind, level, size, shared = ((folder / name).read_text().strip() for name in names)
+            if kind != "Instruction" and size.endswith("K"):
+                yield int(level), kind, int(size[:-1]) * 1024, shared
+
+
 @cache
 def caches() -> Caches:
     """Read the caches from sysfs; a shared cache counts once."""
-    found: dict[tuple[int, str], int] = {}
-    for core in sorted(os.sched_getaffinity(0)):
-        for folder in Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index*"):
-            try:
-                kind, level, size, shared = (
-                    (folder / name).read_text().strip() for name in ("type", "level", "size", "shared_cpu_list")
-                )
-            except OSError:
-                continue
-            if kind != "Instruction" and size.endswith("K"):
-                found[int(level), shared] = int(size[:-1]) * 1024
+    cores = os.sched_getaffinity(0)
+    found = {(level, shared): size for core in cores for level, _, size, shared in caches_of(core)}
     return Caches(*(sum(size for (level, _), size in found.items() if level == wanted) for wanted in (1, 2, 3)))
 
 
@@ -297,9 +298,7 @@ def arithmetic() -> dict[str, float]:
 
 def main() -> None:
     """Print the GPU's rates as one JSON object."""
-    import torch
-
-    print(json.dumps({"memory": memory(), "arithmetic": arithmetic(), "torch": torch.__version__}))
+    print(json.dumps({"memory": memory(), "arithmetic": arithmetic()}))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ LOG = logging.getLogger(__name__)
 
 
 def write_atomically(path: Path, text: str, mode: int | None = None) -> None:
-    """Replace the file's text, in UTF-8; on disk on return. Raises `OSError`, without a temporary file left."""
+    """Replace the file's text, in UTF-8, in a folder made where missing; on disk on return. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     scrap = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with open(scrap, "w", encoding="utf-8", newline="") as file:
@@ -373,7 +374,6 @@ class Store:
         text = json.dumps({"key": _plain(key), "value": value}, indent=1)
         self._unwritten[path] = text
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, text)
             self._unwritten.pop(path, None)
         except OSError as error:

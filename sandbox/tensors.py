@@ -6,13 +6,12 @@ Tensors are read from a child's memory, or lie in a mapping that is shared with 
 import ctypes
 import errno
 import fcntl
-import itertools
 import math
 import mmap
 import os
 import random
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -205,9 +204,23 @@ def is_sound(tree: Any, tensors: int, depth: int = 0) -> bool:
 def described(answer: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
     """Return the tree and the claims of a child's answer. Raises `MemoryReadError` for an answer of another form."""
     tree, claims = answer.get("tree"), answer.get("tensors")
-    if not isinstance(tree, dict) or not isinstance(claims, list) or not is_sound(tree, len(claims)):
+    if not isinstance(tree, dict) or not isinstance(claims, list) or not _names_each(tree, len(claims)):
         raise MemoryReadError("the child described its result in a form that cannot be read")
     return tree, claims
+
+
+def _names_each(tree: dict[str, Any], claims: int) -> bool:
+    """Return whether it is a tree with each claim once: one could stand for several tensors."""
+    return is_sound(tree, claims) and sorted(_places(tree)) == list(range(claims))
+
+
+def _places(node: dict[str, Any]) -> Iterator[int]:
+    ((kind, body),) = node.items()
+    if kind == "t":
+        yield body
+    elif kind in ("l", "p", "d"):
+        for item in body:
+            yield from _places(item[1] if kind == "d" else item)
 
 
 def flatten(values: Values) -> Flat:
@@ -390,22 +403,40 @@ def read_tensors(pid: int, claims: list[Any], limit_bytes: int) -> tuple[RawTens
     return tuple(_read(pid, place) for place in places)
 
 
-def mark_overlapping(result: Values, claims: list[Any]) -> Values:
-    """Mark the tensors that share memory with another one of the same result, among the first thousand."""
-    places = [HostTensor.checked(claim) for claim in claims[:1000]]
-    spans = [(place.address, place.address + place.bytes, at) for at, place in enumerate(places) if place.extent]
-    near = [(a[2], b[2]) for a, b in itertools.combinations(spans, 2) if max(a[0], b[0]) < min(a[1], b[1])]
-    common = {at for pair in near if _overlap(places[pair[0]], places[pair[1]]) for at in pair}
+def mark_overlapping(result: Values, claims: list[Any], first_alone: bool) -> Values:
+    """Mark the tensors that share memory with another one of the same result.
+
+    `first_alone`: among those of its first entry, the outputs; the gradients behind it may be one tensor.
+    """
+    places = [HostTensor.checked(claim) for claim in claims]
+    entries = result.tree.get("d") if first_alone else None
+    own = _places(entries[0][1]) if entries else range(len(places))
+    common: set[int] = set()
+    group: list[int] = []
+    end = 0
+    for at in sorted((at for at in own if places[at].extent), key=lambda at: places[at].address):
+        if places[at].address >= end:
+            common |= _overlapping(places, group)
+            group = []
+        group.append(at)
+        end = max(end, places[at].address + places[at].bytes)
+    common |= _overlapping(places, group)
     marked = (raw._replace(is_shared=raw.is_shared or at in common) for at, raw in enumerate(result.tensors))
     return result._replace(tensors=tuple(marked))
 
 
-def _overlap(one: HostTensor, other: HostTensor) -> bool:
-    """Return whether a byte belongs to elements of both; views of one buffer may lie between each other."""
-    low, high = min(one.address, other.address), max(place.address + place.bytes for place in (one, other))
-    taken = torch.zeros(high - low, dtype=torch.bool)
-    _bytes_of(one, taken, low).fill_(True)
-    return bool(_bytes_of(other, taken, low).any())
+def _overlapping(places: Sequence[HostTensor], group: Sequence[int]) -> set[int]:
+    """Return those that have a byte in common with another; views of one buffer may lie between each other."""
+    if len(group) < 2:
+        return set()
+    low, high = places[group[0]].address, max(places[at].address + places[at].bytes for at in group)
+    owners, found = torch.zeros(high - low, dtype=torch.int16 if len(group) < 2**15 else torch.int32), set[int]()
+    for number, at in enumerate(group, 1):
+        mine = _bytes_of(places[at], owners, low)
+        if int(mine.amax()):
+            found |= {at, *(group[other - 1] for other in torch.unique(mine).tolist() if other)}
+        mine.fill_(number)
+    return found
 
 
 def _bytes_of(place: HostTensor, taken: torch.Tensor, low: int) -> torch.Tensor:
@@ -514,6 +545,14 @@ def _are_mapped(pid: int, addresses: Sequence[int]) -> bool:
     mapped = [line.split()[:5] for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines()]
     ends = [where.split(b"-") for where, how, _, _, inode in mapped if how.endswith(b"s") or inode != b"0"]
     return any(int(low, 16) <= address < int(high, 16) for low, high in ends for address in addresses)
+
+
+def is_mapped_from(pid: int, address: int, fd: int) -> bool:
+    """Return whether the address lies in a shared mapping of this file of ours. Raises `OSError` once it has ended."""
+    mapped = [line.split()[:5] for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines()]
+    own = b"%d" % os.fstat(fd).st_ino
+    ends = [where.split(b"-") for where, how, _, _, inode in mapped if how.endswith(b"s") and inode == own]
+    return any(int(low, 16) <= address < int(high, 16) for low, high in ends)
 
 
 def _failure(number: int, pid: int) -> Exception:

@@ -219,7 +219,6 @@ def _try(compiler: Path) -> None:
 
 def _put(path: Path, text: str, mode: int) -> None:
     if not path.exists() or path.read_text() != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text, mode)
 
 

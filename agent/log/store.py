@@ -20,11 +20,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import cache
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
-from weakref import WeakSet
 
 from pydantic import AwareDatetime, JsonValue, TypeAdapter, ValidationError
 
@@ -36,7 +34,7 @@ from kernelwright.agent.log.view import View, fold
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record, first_fault
 from kernelwright.prompts import Prompt, Section
-from kernelwright.sandbox.locks import open_everybodys, try_lock, unlock
+from kernelwright.sandbox.locks import close_in_forks, open_everybodys, try_lock, unlock
 from kernelwright.sandbox.storage import is_there, write_atomically
 from kernelwright.sandbox.verdict.errors import MachineError
 
@@ -84,13 +82,6 @@ def read_header(folder: Path) -> Header:
 LOG = logging.getLogger("kernelwright.agent.log")
 HOLDER = re.compile(r"(\d+) ([\w.-]+)")
 HOLDER_BYTES = 300
-_OPEN: WeakSet[FileIO] = WeakSet()
-
-
-@cache
-def _close_in_forks() -> None:
-    """Close the lock files in forks, which may outlive this process."""
-    os.register_at_fork(after_in_child=lambda: list(map(FileIO.close, list(_OPEN))))
 
 
 class RunLock:
@@ -108,8 +99,7 @@ class RunLock:
         try:
             with contextlib.ExitStack() as stack:
                 file = stack.enter_context(FileIO(open_everybodys(self._folder / LOCK), "r+"))
-                _close_in_forks()
-                _OPEN.add(file)
+                close_in_forks(file)
                 if not try_lock(file.fileno()):
                     raise RunLogError(self._refusal(file))
                 with contextlib.suppress(OSError):  # on a full disk nobody is named, rather than an earlier one

@@ -96,9 +96,7 @@ class ReplyCache:
 
     def keep(self, key: str, reply: Reply) -> None:
         """Store the reply under `key`, in place of an earlier one. Raises `OSError`."""
-        path = self._path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, reply.model_dump_json())
+        write_atomically(self._path(key), reply.model_dump_json())
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"

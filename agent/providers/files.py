@@ -35,7 +35,6 @@ class FilesProvider:
         try:
             task = self.folder / f"{stem}{TASK}"
             if not task.is_file():
-                self.folder.mkdir(parents=True, exist_ok=True)
                 write_atomically(task, request.prompt)
             text = answer.read_text(encoding="utf-8-sig", errors="replace") if answer.is_file() else ""
         except OSError as error:

@@ -171,7 +171,7 @@ class OpenAIProvider:
         self.base_url = self.settings.base_url or environment.get("OPENAI_BASE_URL") or OWN_URL
         host = _host(self.base_url)
         self._is_own = host == OWN_HOST
-        self._is_near, self._has_listened = host in LOOPBACK, False
+        self._is_near, self._has_listened, self._has_answered = host in LOOPBACK, False, False
         self._key = self._found_key(environment)
         self._wire = WIRES[self.settings.api]
         self._client_options: dict[str, Any] = {
@@ -237,7 +237,7 @@ class OpenAIProvider:
             raise self._refused(error, wanted) from None
         except openai.APIConnectionError as error:
             raise self._unreachable(error) from None
-        except json.JSONDecodeError as error:  # what calls itself JSON and is none
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:  # what calls itself JSON and is none
             raise self._no_answer() from error
 
     def _found_key(self, environment: Mapping[str, str]) -> str:
@@ -262,6 +262,7 @@ class OpenAIProvider:
             raise self._no_answer()
         if isinstance(reply, str):
             raise self._error(f"could not finish the answer ({_one_line(reply)}); try again later", retryable=True)
+        self._has_answered = True
         request_id = getattr(answer, "_request_id", None)
         own = {} if request_id is None else {"provider_request_id": self._without_key(request_id)}
         return Reply.model_validate(reply.model_dump() | {"latency_s": latency_s, **own})
@@ -308,7 +309,8 @@ class OpenAIProvider:
         return "" if self._is_near else proxy_for(self.base_url)
 
     def _no_answer(self) -> ProviderError:
-        return self._error(f"did not answer with a {self._wire.noun}; check {ADDRESS}: did you forget /v1?")
+        remedy = "try again later" if self._has_answered else f"check {ADDRESS}: did you forget /v1?"
+        return self._error(f"did not answer with a {self._wire.noun}; {remedy}", retryable=self._has_answered)
 
     def _error(self, what: str, *, retryable: bool = False) -> ProviderError:
         return ProviderError(f"the server {self.base_url} {what}", retryable=retryable)

@@ -6,19 +6,19 @@ A solution's function becomes `ModelNew`: its own text stays, with a few generat
 import ast
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from kernelwright.evals.formats.samples import Outcome, Sample, Samples, sample_of
 from kernelwright.problems import Problem, ProblemError
 from kernelwright.problems.formats.flashinfer import Definition, FlashInferTrace, Workload
-from kernelwright.problems.formats.reading import Foreign, Unsupported, fault_of, safe_name
+from kernelwright.problems.formats.reading import Foreign, Unsupported, safe_name
 from kernelwright.problems.languages import LANGUAGES
-from kernelwright.problems.source import parse_expression, read_json, read_text
+from kernelwright.problems.source import parse_expression
 from kernelwright.sandbox.storage import write_atomically
 from kernelwright.sandbox.verdict.report import verdict_words
 from kernelwright.sandbox.verdict.verdicts import Failed, Passed
@@ -120,14 +120,6 @@ def solution_files(root: Path) -> list[Path]:
     return sorted({*root.rglob("solutions/**/*.json"), *root.rglob("solution*.json")})
 
 
-def read_solution(path: Path) -> Solution:
-    """The solution in a file; `ProblemError` for another file."""
-    try:
-        return Solution.model_validate(read_json(read_text(path), str(path)))
-    except ValidationError as error:
-        raise ProblemError(f"{path}: {fault_of(error)}") from None
-
-
 def read_samples(root: Path, definitions: Mapping[str, Definition]) -> Samples:
     """Read the candidates of all solutions under `root`. Without a definition, only those that return outputs."""
     samples: list[Sample] = []
@@ -136,7 +128,7 @@ def read_samples(root: Path, definitions: Mapping[str, Definition]) -> Samples:
     counts: dict[str, int] = {}
     for path in solution_files(root):
         try:
-            solution = read_solution(path)
+            solution = Solution.read(path)
             source = source_of(solution, definitions.get(solution.definition))
         except (ProblemError, Unsupported) as error:
             refused.append((path.name, str(error)))
@@ -292,7 +284,6 @@ def solution_name(sample: Sample, problem: Problem) -> str:
 
 
 def write_solution(path: Path, solution: Solution) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(solution.as_json(), indent=2) + "\n")
 
 
@@ -344,7 +335,3 @@ def _evaluation(outcome: Outcome) -> dict[str, Any]:
             "speedup_factor": measurement.speedup,
         }
     return found
-
-
-def traces_text(traces: Iterable[FlashInferTrace]) -> str:
-    return "".join(json.dumps(trace.as_json()) + "\n" for trace in traces)

@@ -8,15 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from kernelwright.agent.log.records import ranked
 from kernelwright.evals.formats.samples import Outcome, Sample, Samples, sample_of
 from kernelwright.problems import ProblemError
-from kernelwright.problems.formats.reading import Foreign, fault_of
+from kernelwright.problems.formats.reading import Foreign
 from kernelwright.problems.languages import LANGUAGES, ON_DEVICE, LanguageName
-from kernelwright.problems.source import read_json, read_text
+from kernelwright.problems.source import read_text
 from kernelwright.sandbox.storage import write_atomically
+from kernelwright.sandbox.verdict.report import report
 from kernelwright.sandbox.verdict.verdicts import AS_SHIPPED, COMPILED, EAGER, Failed, Passed
 
 FILE = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)(_kernel)?")
@@ -133,13 +134,11 @@ def write_run(folder: Path, outcomes: Sequence[Outcome]) -> list[str]:
     levels = sorted(fitting)
     for level in levels:
         place = folder if len(levels) == 1 else folder / f"level{level}"
-        place.mkdir(parents=True, exist_ok=True)
         for outcome in fitting[level]:
             write_atomically(place / outcome.sample.bench_file, outcome.sample.candidate.source)
         write_atomically(place / EVALUATION, results_text(eval_results(fitting[level])))
     everything = [outcome for level in levels for outcome in fitting[level]]
     for name, baselines in baseline_times(everything).items():
-        (folder / "timing").mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "timing" / f"{name}.json", baselines_text(baselines))
     return left
 
@@ -172,33 +171,19 @@ def _eval_result(outcome: Outcome) -> EvalResult:
     verdict = outcome.verdict
     if isinstance(verdict, Failed):
         metadata[FAULTS.get(verdict.stage, "runtime_error")] = verdict.reason
-        # `as_json` writes only what is set.
-        return EvalResult(
-            sample_id=outcome.sample.number,
-            compiled=verdict.stage in BUILT,
-            correctness=False,
-            metadata=metadata,
-            runtime=NOT_MEASURED,
-            runtime_stats={},
-        )
-    found = verdict.measurement
-    metadata["kernelwright"] = {
-        "speedup": found.speedup,
-        "speedup_low": found.interval.low,
-        "speedup_high": found.interval.high,
-        "effort": verdict.evidence.effort,
-        "speedup_any": found.speedup_any,
-        "comparison": found.comparison,
-        "timing_clock": found.timing_clock,
-    }
-    stats = stats_of(found.closest.candidate_ms, outcome)
-    return EvalResult(
+        runtime, stats = NOT_MEASURED, dict[str, Any]()
+    else:
+        shown = ("speedup", "speedup_low", "speedup_high", "effort", "speedup_any", "comparison", "timing_clock")
+        metadata["kernelwright"] = {key: value for key, value in report(verdict).items() if key in shown}
+        found = stats_of(verdict.measurement.closest.candidate_ms, outcome)
+        runtime, stats = found.mean, found.model_dump()
+    return EvalResult(  # `as_json` writes only what is set
         sample_id=outcome.sample.number,
-        compiled=True,
-        correctness=True,
+        compiled=isinstance(verdict, Passed) or verdict.stage in BUILT,
+        correctness=outcome.passed,
         metadata=metadata,
-        runtime=stats.mean,
-        runtime_stats=stats.model_dump(),
+        runtime=runtime,
+        runtime_stats=stats,
     )
 
 
@@ -275,16 +260,8 @@ class Submission(Foreign):
     kernels: dict[str, str]
 
 
-def read_submission(path: Path) -> Submission:
-    """Read the file as it is; `ProblemError` for another file."""
-    try:
-        return Submission.model_validate(read_json(read_text(path), str(path)))
-    except ValidationError as error:
-        raise ProblemError(f"{path}: {fault_of(error)}") from None
-
-
 def read_samples(path: Path) -> Samples:
-    found = read_submission(path)
+    found = Submission.read(path)
     samples: list[Sample] = []
     refused: list[tuple[str, str]] = []
     for key, source in found.kernels.items():
@@ -317,5 +294,4 @@ def submission_of(outcomes: Sequence[Outcome], metadata: Metadata) -> tuple[Subm
 
 
 def write_submission(path: Path, submission: Submission) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(submission.as_json(), indent=2) + "\n")

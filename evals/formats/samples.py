@@ -183,7 +183,6 @@ def write_folder(folder: Path, samples: Sequence[Sample], places: Places | None 
             path = folder / (safe_name(place.replace("/", "_")) if place else "") / name
             if path in written:
                 path = path.with_stem(f"{path.stem}_{sample.number}_{sample.candidate.digest[:8]}")
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, sample.candidate.source)
             written.append(path)
     return written
@@ -266,7 +265,6 @@ def write_best(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
 
 def write_kept(folder: Path, outcome: Outcome) -> Path:
     assert isinstance(outcome.verdict, Passed), "only what passed is kept"
-    folder.mkdir(parents=True, exist_ok=True)
     facts = {"device": outcome.device} | (outcome.facts or {})
     use = (TEMPLATES / USE).read_text(encoding="utf-8")
     write_kernel(folder, KeptKernel(outcome.problem, outcome.sample.candidate, outcome.verdict, facts), use)

@@ -115,7 +115,7 @@ def _write(to: str, out: Path, outcomes: "list[Outcome]", name: str) -> list[str
 
 def _traces(out: Path, outcomes: "list[Outcome]", sol: bool) -> list[str]:
     """Write `solutions/NAME.json` and `traces/DEFINITION.jsonl`."""
-    from kernelwright.evals.formats.flashinfer import solution_of, trace_of, traces_text, write_solution
+    from kernelwright.evals.formats.flashinfer import solution_of, trace_of, write_solution
 
     left: list[str] = []
     texts: dict[str, str] = {}
@@ -126,7 +126,7 @@ def _traces(out: Path, outcomes: "list[Outcome]", sol: bool) -> list[str]:
             continue
         solution = solution_of(outcome, "sol-execbench" if sol else "flashinfer", outcome.device.replace(" ", "_"))
         write_solution(out / "solutions" / origin.title / f"{solution.name}.json", solution)
-        texts[origin.title] = texts.get(origin.title, "") + traces_text([trace_of(outcome)])
+        texts[origin.title] = texts.get(origin.title, "") + json.dumps(trace_of(outcome).as_json()) + "\n"
     for definition, text in texts.items():
         (out / "traces").mkdir(parents=True, exist_ok=True)
         (out / "traces" / f"{definition}.jsonl").write_text(text, encoding="utf-8")

@@ -75,7 +75,6 @@ def write_kernels(folder: Path, kernels: Iterable[KeptKernel]) -> None:
     parts = []
     for kernel in kernels:
         place = folder / kernel.part.id
-        place.mkdir(parents=True, exist_ok=True)
         write_atomically(place / "candidate.py", kernel.outcome.sample.candidate.source)
         write_atomically(place / "reference.py", kernel.outcome.problem.source)
         about = {
@@ -132,8 +131,8 @@ def write_package(folder: Path, kept: KeptKernels, run: str) -> str:
     if not kept.kernels:
         raise ProblemError(f"{run} kept no kernel for the program: {kept.reasons}")
     inner = folder / name
-    if inner.exists() and not (inner / MANIFEST).is_file():
-        raise ProblemError(f"{inner} is there and holds no kernels; give a folder that is new, or an earlier package")
+    if folder.exists() and any(folder.iterdir()) and not (inner / MANIFEST).is_file():
+        raise ProblemError(f"{folder} is there and holds no kernels; give a folder that is new, or an earlier package")
     shutil.rmtree(inner, ignore_errors=True)
     write_kernels(inner, kept.kernels)
     for module in CARRIED:

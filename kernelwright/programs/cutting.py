@@ -206,8 +206,10 @@ class KindOnTrial:
                 owners=tuple(dict.fromkeys(graphs.owner(node) for node in run)),
             )
             yield self._draft(graph, values, state, (run, inputs, outputs), record)
-        if whole:
-            raise CannotCut(whole)
+        if whole or (whole == "" and not found and not any(self.kind.module.children())):
+            raise CannotCut(
+                whole or f"it has more than {MOST_OPERATORS} operators, and no stretch of them is a problem"
+            )
 
     def _why_no_whole(self, graph: CallGraph) -> str | None:
         """Say why the module as a whole cannot be a problem, for the user; empty where it is merely too large."""

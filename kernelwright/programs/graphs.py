@@ -223,7 +223,7 @@ def value_of(node: fx.Node) -> torch.Tensor | None:
 
 
 def runs(graph: CallGraph, most_operators: int) -> list[list[fx.Node]]:
-    """Find the runs of a graph, each with two to `most_operators` operators that compute.
+    """Find the runs of a graph, each with two to `most_operators` operators that compute; longer ones are divided.
 
     Runs within one child are found where that one is looked at by itself.
     """
@@ -235,10 +235,12 @@ def runs(graph: CallGraph, most_operators: int) -> list[list[fx.Node]]:
         sequences += _split(stretch, lambda node: _has_weights(graph, node), keep=False)
     for sequence in sequences:
         places = [index for index, node in enumerate(sequence) if computes(node)]
-        run, count = (sequence[places[0] : places[-1] + 1], len(places)) if places else ([], 0)
-        fits = 2 <= count <= most_operators and count < everything
-        if fits and _keeps_children_whole(graph, run) and _has_ends(graph, run):
-            found.setdefault(tuple(node.name for node in run), run)
+        parts = -(-len(places) // most_operators)
+        for part in range(parts):
+            own = places[len(places) * part // parts : len(places) * (part + 1) // parts]
+            run, fits = sequence[own[0] : own[-1] + 1], 2 <= len(own) < everything
+            if fits and _keeps_children_whole(graph, run) and _has_ends(graph, run):
+                found.setdefault(tuple(node.name for node in run), run)
     return list(found.values())
 
 

@@ -121,10 +121,7 @@ class FlashInferTrace(Foreign):
 
 def read_definition(path: Path) -> Definition:
     """Return the definition in a JSON file. Raises `ProblemError`."""
-    try:
-        definition = Definition.model_validate(read_json(read_text(path), str(path)))
-    except ValidationError as error:
-        raise ProblemError(f"{path}: {fault_of(error)}") from None
+    definition = Definition.read(path)
     for name, axis in definition.axes.items():
         if (axis.type == "const" and axis.value is None) or (axis.type == "expr" and axis.expression is None):
             raise ProblemError(f"{path}: axis {name!r} is of type {axis.type} and has no value; give it one")

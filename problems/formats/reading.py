@@ -4,12 +4,13 @@ import ast
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, computed_field
 
 from kernelwright.problems.arithmetic import input_bytes
 from kernelwright.problems.problem import Format, Origin, Problem, ProblemError, Record, Tolerance, first_fault
+from kernelwright.problems.source import read_json, read_text
 from kernelwright.problems.source_rewriting import gives_keywords, in_order, keyword_only, without_cuda
 
 
@@ -22,6 +23,14 @@ class Foreign(BaseModel):
     """A record of theirs: frozen, and open for fields that we do not know."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a JSON file. Raises `ProblemError`."""
+        try:
+            return cls.model_validate(read_json(read_text(path), str(path)))
+        except ValidationError as error:
+            raise ProblemError(f"{path}: {fault_of(error)}") from None
 
     def unknown(self, where: str = "") -> list[str]:
         """Return the names of the fields that are not known, also in the records within."""

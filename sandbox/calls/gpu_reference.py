@@ -232,6 +232,8 @@ class GpuReference(ReferenceSession):
             session.share_outputs(self.needs.exact)
         self._forget = register(self.free_memory, self.settings.ordinal)
 
+    _follows_all = False  # what is followed is looked at in the first call and behind the timed ones
+
     def _require_followable(self, weights: list[int]) -> None:
         if weights or any("int" in self.layout[one][0] for one in self.changes):
             raise UnsupportedProblem(UNFOLLOWED.format(name=self.problem.name))

@@ -219,7 +219,7 @@ class ReferenceSession:
         """Find the inputs and weights that a call changes, and inputs that it only writes; stored per problem."""
         if self.problem.direction != "forward":
             return
-        store, key = Store("changes"), status_key(self.problem.digest, self.backend.kind)
+        store, key = Store("call-changes"), status_key(self.problem.digest, self.backend.kind)
         found = store.get(key)
         if set(found or ()) != {"inputs", "only written", "weights"}:
             found = self._found_changes()
@@ -228,6 +228,11 @@ class ReferenceSession:
         self._require_followable(found["weights"])
         self.followed = {number: f"{self.weight_names[number]} after the call" for number in found["weights"]}
         self._follow(self._session, self.followed)
+
+    @property
+    def _follows_all(self) -> bool:
+        """Whether all that a call changes is restored before each call and is part of its result."""
+        return self.problem.state == "followed"
 
     def _require_followable(self, weights: list[int]) -> None:
         """Raise `UnsupportedProblem` where these weights, or inputs, cannot be restored before a call."""
@@ -256,7 +261,7 @@ class ReferenceSession:
         with self._translated():
             session.ask({"op": "restore"}, self._patience_s)
         self._follow(session, {})
-        return {"inputs": inputs, "only written": written, "weights": weights if goes_on else []}
+        return {"inputs": inputs, "only written": written, "weights": weights if goes_on or self._follows_all else []}
 
     def _writes_only(self, values: Values, index: int) -> bool:
         """Check that a call's result does not depend on an input, bit by bit."""

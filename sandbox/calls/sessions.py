@@ -16,6 +16,7 @@ from kernelwright.sandbox.tensors import (
     SharedMemory,
     Values,
     described,
+    is_mapped_from,
     mark_overlapping,
     read_tensors,
     spoil,
@@ -233,15 +234,18 @@ class Session:
         changed = {} if op.startswith("exact") else {index: self._shared.taken(index) for index in self.changes}
         output = self.fetch(answer) if op.startswith("exact") else self._read_result(answer)
         claims = described(answer)[1]
-        output = mark_overlapping(output, claims) if op == "call" else output  # gradients may be one tensor
-        if self.may_spoil and not self.returns_inputs and self._watches("overwriting"):
+        output = output if op.startswith("exact") else mark_overlapping(output, claims, op == "backward")
+        if self.may_spoil and self._watches("overwriting"):
             self._spoil([claim for claim, raw in zip(claims, output.tensors, strict=True) if self.may_spoil(raw)])
         self.refuse_activity_while_stopped()
         return Timed(with_changed(output, changed), milliseconds, cpu_ms)
 
     def _spoil(self, claims: list[Any]) -> None:
         """Overwrite some of a result, and refuse one whose pages may be copies of each other, or nobody's work."""
+        assert self._shared is not None
         try:
+            if self.returns_inputs:
+                claims = [one for one in claims if not is_mapped_from(self._child.pid, one["address"], self._shared.fd)]
             is_own = spoil(self._child.pid, claims)
         except MemoryReadError:
             raise Misbehaved("the result lies in memory that cannot be written; return memory of its own") from None

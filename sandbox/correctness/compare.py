@@ -29,6 +29,7 @@ from kernelwright.sandbox.correctness.distance import (
     apart,
     finite,
     measure,
+    share_lost,
     share_of_rule,
     slice_axis,
     worst,
@@ -91,6 +92,9 @@ UNASKED: Shares = {"largest": 0.76, "l2": 0.76, "usual": 0.96, "slice": 0.76}
 """Limits of the errors of such outputs; see `is_right_anyhow`."""
 IEEE: Shares = dict.fromkeys(UNASKED, 1.0)
 BEYOND = 1e30
+MOST_LOST = 0.25
+"""Share of elements without a correct digit that makes a result wrong, whatever its norms: a few elements that are
+larger by many orders are all of these."""
 KERNELBENCH: Final = "kernelbench"
 LOOKED_AT = 2**26
 """Elements of an output that are looked at together for where and how they are wrong."""
@@ -199,6 +203,8 @@ def _is_near(one: RawTensor, other: RawTensor, tolerance: Tolerance) -> bool:
         return False
     slices = error.slices is None or size.slices is None or bool((error.slices <= unit / 2 * size.slices).all())
     usual = error.usual is None or size.usual is None or error.usual <= unit / USUAL_SHARE * size.usual
+    if error.usual is not None and share_lost(got, near, near) > MOST_LOST / 2:
+        return False
     return slices and usual and error.largest <= unit / 2 * size.largest and error.norm <= unit / 2 * size.norm
 
 
@@ -245,9 +251,13 @@ def _values(
     bound = bound.at_least(2 * torch.finfo(torch.promote_types(near.dtype, torch.float32)).tiny, want.numel())
     counted = moved.pulled_back(got, checks.generous) if moved is not None else got
     error = measure(counted, near, want).error if moved is not None else distance.error
+    lost = 0.0 if error.usual is None else share_lost(counted, near, want)
     if checks.shares is not None:
-        add_shares(checks.shares, bound.shares(error))
-    return _too_far(_Case(label, got, counted, near, want, checks), error, bound)
+        add_shares(checks.shares, bound.shares(error) | ({"usual": BEYOND} if lost > MOST_LOST else {}))
+    case = _Case(label, got, counted, near, want, checks)
+    if checks.usual and lost > MOST_LOST:
+        return case.refused(f"{100 * lost:.0f} % of its elements have no correct digit; a few large ones hide it", 0.0)
+    return _too_far(case, error, bound)
 
 
 def _values_by_rule(label: str, one: RawTensor, other: RawTensor, most: float, checks: Checks) -> Wrong | None:

@@ -200,6 +200,20 @@ def all_within(got: torch.Tensor, near: torch.Tensor, share: float) -> bool:
     return True
 
 
+def share_lost(got: torch.Tensor, near: torch.Tensor, want: torch.Tensor) -> float:
+    """The share of elements off by half of their value or more, where `near` is off by a hundredth at most.
+
+    A denormal may be taken for zero.
+    """
+    lost, least = 0, torch.finfo(torch.promote_types(near.dtype, torch.float32)).tiny
+    for mine, theirs, true in _flat_pieces(got, near, want):
+        exact = true.double()
+        size, rounding = exact.abs(), (theirs.double() - exact).abs()
+        is_lost = ((mine.double() - exact).abs() > size / 2) & (rounding <= size / 100) & (size > least)
+        lost += int(is_lost.sum())
+    return lost / max(1, got.numel())
+
+
 def share_of_rule(got: torch.Tensor, near: torch.Tensor, most: float) -> float:
     """The largest difference as a share of what `torch.allclose(near, got, rtol=most, atol=most)` allows.
 

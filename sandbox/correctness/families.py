@@ -42,13 +42,14 @@ def _varied(raw: RawTensor, change: Callable[[torch.Tensor], object]) -> RawTens
 
 
 def schedule(rng: random.Random, families: Sequence[str] = FAMILIES) -> Iterator[str]:
-    """Without end: the problem's own draw every other time, the families between in a shuffled order."""
+    """Without end: the problem's own draw for about every other call, and for one to three of four; a family otherwise.
+
+    A family may come again at any time, so that a candidate hardly knows from its calls so far what comes next.
+    """
     while True:
-        for family in rng.sample(sorted(families), len(families)):
-            yield DRAWN
-            yield family
-        if not families:
-            yield DRAWN
+        four = [True, False, rng.random() < 0.5, rng.random() < 0.5]
+        for is_varied in rng.sample(four, len(four)):
+            yield rng.choice(sorted(families)) if is_varied and families else DRAWN
 
 
 class Domain:

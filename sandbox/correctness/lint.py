@@ -192,8 +192,6 @@ SEED = 1
 class TimedResult(Protocol):
     @property
     def output(self) -> Values: ...
-    @property
-    def milliseconds(self) -> float: ...
 
 
 class Called(Protocol):

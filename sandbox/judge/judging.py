@@ -185,6 +185,7 @@ class Judge:
                         self._load(built, session, reference)
                     with built.stage("run"):
                         timing.warm_up(session)
+                        built.is_called = True
                     with built.stage("time"):
                         timing.measure(session)
                         is_enough = timing.is_enough

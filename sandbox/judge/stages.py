@@ -190,6 +190,8 @@ class Built:
         """Whether they could not be copied."""
         self.build_s = 0.0
         """Seconds that count towards the limit on all builds."""
+        self.is_called = False
+        """Whether one of its workers has made a call, in which it may ask for builds."""
         self.late_builds = 0
         """Extensions that were asked for only in a worker."""
         self.errors: Shares = {}
@@ -383,12 +385,13 @@ def attempts(built: Built, baselines: Baselines) -> Iterator[AbstractContextMana
     @contextmanager
     def attempt() -> Iterator[None]:
         nonlocal is_settled
+        built.is_called = False
         try:
             yield
             is_settled = True
             return
         except Unbuilt:
-            if built.worker and built.worker.is_called:  # or it repeats until it is lucky
+            if built.is_called or (built.worker and built.worker.is_called):  # or it repeats until it is lucky
                 raise StageFailed("run", "it asks for a build after its first call; build all in that one") from None
             built.end_workers()
             build_late(built)

@@ -17,7 +17,7 @@ from pydantic import Field, JsonValue, ValidationError
 
 from kernelwright.problems import Problem
 from kernelwright.problems.problem import Record
-from kernelwright.sandbox.pool.executor import Answer, Device, ExecutorError, JobError, Product, Stage, Work
+from kernelwright.sandbox.pool.executor import Answer, Device, Executor, ExecutorError, JobError, Product, Stage, Work
 from kernelwright.sandbox.storage import cache_root
 from kernelwright.sandbox.verdict.judge_version import other_version
 from kernelwright.sandbox.verdict.settings import (
@@ -278,8 +278,8 @@ class ServiceClient:
         return ServiceAnswer(found.status_code, retry_s, found.json() if is_json else {})
 
 
-class RemoteExecutor:
-    """See `Executor`. Its devices are places in the service's queue, under the conditions of its devices."""
+class RemoteExecutor(Executor):
+    """Its devices are places in the service's queue, under the conditions of its devices."""
 
     builders: int
     alternates = False
@@ -320,15 +320,6 @@ class RemoteExecutor:
         except RefusedJob as error:
             return Answer(error=JobError(message=str(error)))
         return answer_of(job)
-
-    async def revive(self, device: Device) -> bool:
-        return True
-
-    def release(self, problem: Problem) -> None:
-        """See `Executor`; the service decides what it keeps."""
-
-    async def close(self) -> None:
-        """See `Executor`; there is nothing to end."""
 
 
 def answer_of(job: dict[str, Any]) -> Answer:

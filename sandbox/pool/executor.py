@@ -194,14 +194,15 @@ class Executor(Protocol):
         ...
 
     async def revive(self, device: Device) -> bool:
-        """Replace a worker that was lost; return whether the device can be used again."""
-        ...
+        """Replace a worker that was lost, where that is needed; return whether the device can be used again."""
+        return True
 
     def release(self, problem: Problem) -> None:
         """End what workers keep for the problem: nothing more is asked about it for now."""
-        ...
+        return
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        return
 
 
 def choose_kind_name(kinds: Collection[str], wanted: str | None) -> str:
@@ -321,7 +322,7 @@ class WorkerProcess(ProcessOnDemand):
         self.send({"release": problem.digest})
 
 
-class LocalExecutor:
+class LocalExecutor(Executor):
     """See `Executor`. Processes start when first needed, so that a batch without new work starts none."""
 
     def __init__(
@@ -383,9 +384,6 @@ class LocalExecutor:
 
     async def run(self, stage: Stage, work: Work, product: Product, device: Device) -> Answer:
         return await self._supervisors[device.name].ask(Question(stage=stage, work=work))
-
-    async def revive(self, device: Device) -> bool:
-        return True
 
     def release(self, problem: Problem) -> None:
         for process in self._processes:

@@ -28,7 +28,6 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelwright.problems import Problem
 from kernelwright.problems.problem import LibraryMissing
 from kernelwright.sandbox.build import BUILD_BYTES, BUILD_FILES, BuildStore
 from kernelwright.sandbox.jail.zygote import prepare_judge, set_passive_waiting
@@ -36,6 +35,7 @@ from kernelwright.sandbox.machine import processor_name
 from kernelwright.sandbox.pool.executor import (
     Answer,
     Device,
+    Executor,
     ExecutorError,
     Lost,
     Product,
@@ -291,7 +291,7 @@ def is_kept(digest: str) -> bool:
     return bool(digest) and BuildStore().use(digest) is not None
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     def __init__(
         self,
         settings: JudgeSettings,
@@ -471,9 +471,6 @@ class RayExecutor:
     @property
     def gcs_address(self) -> str:
         return str(self._ray.get_runtime_context().gcs_address)
-
-    def release(self, problem: Problem) -> None:
-        """Do nothing: workers end what they have not used for longest."""
 
     async def close(self) -> None:
         if self._ray is not None:

@@ -73,7 +73,7 @@ def test_baselines_and_a_submission_are_written_as_they_were_read(tmp_path):
     assert json.loads(kernelbench.baselines_text(read_baselines(path))) == BASELINES
     path = tmp_path / "m.json"
     path.write_text(json.dumps(SUBMISSION))
-    kernelbench.write_submission(tmp_path / "again.json", kernelbench.read_submission(path))
+    kernelbench.write_submission(tmp_path / "again.json", kernelbench.Submission.read(path))
     assert json.loads((tmp_path / "again.json").read_text()) == SUBMISSION
 
 
@@ -192,7 +192,7 @@ def called(source):
 )  # fmt: skip
 def test_a_solution_is_written_as_it_was_read(tmp_path, content):
     (tmp_path / "s.json").write_text(json.dumps(content))
-    found = flashinfer.read_solution(tmp_path / "s.json")
+    found = flashinfer.Solution.read(tmp_path / "s.json")
     flashinfer.write_solution(tmp_path / "again.json", found)
     assert json.loads((tmp_path / "again.json").read_text()) == content and not found.unknown()
 
@@ -269,7 +269,7 @@ def test_our_candidate_survives_being_a_solution_of_the_definitions_inputs_by_na
     one = outcome(trace_problem(tmp_path), passed())
     found = flashinfer.solution_of(one, flavour, "CPU")
     flashinfer.write_solution(tmp_path / "s.json", found)
-    assert flashinfer.source_of(flashinfer.read_solution(tmp_path / "s.json"), None) == CANDIDATE
+    assert flashinfer.source_of(flashinfer.Solution.read(tmp_path / "s.json"), None) == CANDIDATE
     (main,) = [file.content for file in found.sources if file.path == "main.py"]
     assert "def run(x, weight, eps):" in main and found.spec.destination_passing_style is False
     trace = flashinfer.trace_of(one)

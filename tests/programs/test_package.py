@@ -78,6 +78,6 @@ def test_a_folder_that_names_no_package_is_refused(tmp_path, name):
 
 
 def test_what_others_put_there_is_not_overwritten(tmp_path):
-    (tmp_path / "gates" / "gates").mkdir(parents=True)
+    (tmp_path / "gates" / "of others").mkdir(parents=True)
     with pytest.raises(ProblemError, match="no kernels"):
         write_package(tmp_path / "gates", kept_kernels(run_over_gates(tmp_path / "run")), "runs/x")

@@ -40,7 +40,7 @@ class Answer:
     def __init__(self, body, status=200, **headers):
         is_page = isinstance(body, str)
         self.status = status
-        self.data = (body if is_page else json.dumps(body)).encode()
+        self.data = (body if is_page else json.dumps(body)).encode(errors="surrogateescape")
         kind = "text/html" if is_page else "application/json"
         self.headers = {"Content-Type": kind} | {name.replace("_", "-"): value for name, value in headers.items()}
 
@@ -230,18 +230,22 @@ NO_ANSWER = {
     "content that is not text": {"choices": [{"message": {"content": [1]}}]},
     "output that is not a list": {"output": "words"},
 }
-NO_JSON = {
-    name: Answer(text, Content_Type="application/json") for name, text in (("broken", "not JSON"), ("empty", ""))
-}
+NO_JSON = {text: Answer(text, Content_Type="application/json") for text in ("not JSON", "", '"not UTF-8: \udcff"')}
 
 
 @pytest.mark.parametrize(("api", "noun"), [("chat", "chat completion"), ("responses", "with a response")])
 @pytest.mark.parametrize("answer", (NO_ANSWER | NO_JSON).values(), ids=[*NO_ANSWER, *NO_JSON])
 def test_an_answer_of_another_form_is_refused_with_the_address(answer, api, noun):
     error = refused(answer if isinstance(answer, Answer) else Answer(answer), api=api)
-    assert [
-        word for word in ("http://127.0.0.1:", noun, "--base-url", "OPENAI_BASE_URL") if word not in str(error)
-    ] == []
+    assert all(word in str(error) for word in ("http://127.0.0.1:", noun, "--base-url", "OPENAI_BASE_URL"))
+
+
+def test_once_it_has_answered_an_answer_of_another_form_is_asked_for_again():
+    with Server(Answer(completion("one")), Answer({"status": "ok"})) as server, pytest.raises(ProviderError) as found:
+        provider = provider_at(server.url)
+        for _ in range(2):
+            asyncio.run(provider.complete(REQUEST, ASK, PROMPT))
+    assert found.value.retryable and len(server.bodies) == 2
 
 
 def failure(words, **fields):

@@ -300,7 +300,8 @@ ATTACKED_HARNESS = [
           wire, real = module("child.wire"), module("child.wire").send
           place = {"dtype": "uint8", "shape": [2**30], "stride": [1],
                    "address": ctypes.addressof(ctypes.c_char.from_buffer(held))}
-          wire.send = lambda channel, message, fds=(): real(channel, message | {"tensors": [place] * 200}, fds)
+          answer = {"tree": {"l": [{"t": at} for at in range(200)]}, "tensors": [place] * 200}
+          wire.send = lambda channel, message, fds=(): real(channel, message | answer, fds)
           return self.right(x)
           """, WIRE + "SENT = []\n"),
 ]  # fmt: skip

@@ -393,6 +393,33 @@ TEXTS = {
         "[torch.randn(48, 64)]",
         "[]",
     ),
+    "lent": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return x.view(-1), F.pad(x * 2, (0, 0, 0, 992))
+        """,
+        "[torch.randn(32, 1024)]",
+        "[]",
+    ),
+    "steep": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return torch.exp(15 * x)
+        """,
+        "[torch.randn(64, 256)]",
+        "[]",
+    ),
+    "squares": (
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                return x.square().sum(1)
+        """,
+        "[torch.randn(512, 64)]",
+        "[]",
+    ),
     "gradients": (
         """
         class Model(nn.Module):
@@ -462,6 +489,9 @@ SOLVED = {
     ),
     "weighed": (WEIGHED, "x", "return torch.diag_embed(x * self.weight), self.weight.clone()"),
     "aside": (STEPPED, "x", "self.step.add_(x.sum(0)); return torch.relu(x)"),
+    "lent": (INIT, "x", "return x.view(-1), F.pad(x + x, (0, 0, 0, 992))"),
+    "steep": (INIT, "x", "return (15 * x).exp()"),
+    "squares": (INIT, "x", "return (x * x).sum(1)"),
     "gradients": (LINEAR, "x", "return F.gelu(self.layer(x))"),
     "softmax": (INIT, "x", "return torch.softmax(x, dim=-1)"),
     "product": (INIT, "a, b", "return a @ b"),

@@ -295,10 +295,61 @@ REUSED_RESULTS = [
               load_inline(name="again", cpp_sources=text, functions=["one"])
           return torch.relu(x)
           """),
+    Cheat("another build in the second worker, until its values are pleasant", (14,), "positive", "run",
+          "after its first call",
+          """
+          if self.last is None:
+              self.last = Path(os.environ["TMPDIR"], "workers")
+              with self.last.open("a") as file:
+                  file.write("x")
+              if self.last.stat().st_size == 2:
+                  text = f"#include <torch/extension.h>\\nint64_t one() {{ return {time.time_ns() % 1000000}; }}"
+                  load_inline(name="again", cpp_sources=text, functions=["one"])
+          return torch.relu(x)
+          """, "from pathlib import Path"),
+    Cheat("padding written once, beside an input that is handed on", (16,), "lent", "check", "has NaN",
+          """
+          if self.last is None:
+              self.last = torch.zeros(1024, x.shape[1])
+          torch.mul(x, 2, out=self.last[:32])
+          return x.view(-1), self.last
+          """),
+    Cheat("state that is kept only where weights were just copied", (16,), "aside", "check", "after the call",
+          """
+          if self.calls:
+              self.calls = 0
+              self.step.add_(x.sum(0))
+          return torch.relu(x)
+          """,
+          init="""
+          def load_state_dict(self, *arguments, **others):
+              self.calls = 1
+              return super().load_state_dict(*arguments, **others)
+
+          def __init__(self, *arguments):
+              super().__init__()
+              self.register_buffer("step", torch.zeros(64))
+          """),
+    Cheat("one tensor, named twice in the answer", (16,), "twice", "run", "in a form that cannot be read",
+          "self.last = x * 2; return Twice((self.last, self.last))",
+          """
+          RUNNER = next(one for name, one in sys.modules.items() if name.endswith("kernelwright_child.model_runner"))
+          DESCRIBE = RUNNER.describe_result
+
+          class Twice(tuple):
+              pass
+
+          def describe_result(value):
+              if not isinstance(value, Twice):
+                  return DESCRIBE(value)
+              return {"tree": {"p": [{"t": 0}, {"t": 0}]}, "tensors": DESCRIBE(value[0])["tensors"]}
+
+          RUNNER.describe_result = describe_result
+          """),
     Cheat("one tensor for two results", (16,), "twice", "check", "share one place", "y = x * 2; return y, y"),
     Cheat("the state itself in place of a copy", (16,), "stepped", "check", "share one place",
           "self.step.add_(x[0]); return torch.diag_embed(torch.tanh(x + self.step)), self.step"),
-    Cheat("state that the first calls alone change", (14,), "aside", "check", "a buffer of ModelNew",
+    Cheat("state that the first calls alone change", (14,), "aside", "check", "after the call",
           """
           self.calls += 1
           if self.calls <= 4:

@@ -189,4 +189,8 @@ WRONG_RESULTS = [
           "return F.gelu(F.linear(x, self.layer.weight.detach(), self.layer.bias.detach()))"),
     Cheat("a result that no gradient flows through", (61,), "gradients", "run", "does not require grad",
           "with torch.no_grad():\n    return self.right(x)"),
+    Cheat("whatever a few huge elements hide", (), "steep", "check", "no correct digit",
+          "y = torch.exp(15 * x); return torch.where(y < 1e-13 * y.nan_to_num(posinf=0).max(), 0.0, y)"),
+    Cheat("rows that are small beside others", (), "squares", "check", "no correct digit",
+          "y = x.square().sum(1); return torch.where(y < 1e-6 * y.max(), 0.0, y)"),
 ]  # fmt: skip

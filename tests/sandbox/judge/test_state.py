@@ -52,10 +52,7 @@ def judged(request):
     source = SOURCE.format(name="Model", forward=FOLLOWING) + REST
     problem = tiny_problem(source, name="normed", state=request.param)
     with Judge(problem, QUICK.model_copy(update={"worker_pairs": 2})) as judge:
-        yield (
-            request.param,
-            lambda forward: judge.judge(Candidate(source=SOURCE.format(name="ModelNew", forward=forward))),
-        )
+        yield request.param, lambda one: judge.judge(Candidate(source=SOURCE.format(name="ModelNew", forward=one)))
 
 
 @pytest.mark.parametrize("forward", [FOLLOWING, BY_HAND, REPLACING], ids=["torch's", "by hand", "replaced"])
@@ -72,8 +69,7 @@ def test_who_does_not_fails_where_they_must_follow_and_passes_where_they_are_fre
     if state == "free":
         assert isinstance(found, Passed), found
     else:
-        assert isinstance(found, Failed) and found.stage == "check", found
-        assert "a buffer of ModelNew" in found.reason
+        assert isinstance(found, Failed) and found.stage == "check" and "norm." in found.reason, found
 
 
 def test_buffers_that_are_larger_than_the_result_are_followed_too():
@@ -92,5 +88,4 @@ def test_buffers_that_can_not_be_read_are_the_candidates_fault(judged):
     lines = """self.norm.running_mean = torch.ones(2**26)
         return F.batch_norm(x, None, None, self.norm.weight, self.norm.bias, True)"""
     found = verdict(lines)
-    if state == "followed":
-        assert isinstance(found, Failed) and found.stage == "run", found
+    assert state == "free" or (isinstance(found, Failed) and found.stage == "run"), found
