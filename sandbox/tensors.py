@@ -12,6 +12,7 @@ import os
 import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -86,17 +87,19 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Compare two tensors of bytes, with little additional memory."""
     if one.numel() != other.numel():
         return False
-    # In pieces, as words of 8 bytes where both are aligned, and the rest as bytes.
+    return all(
+        torch.equal(mine, theirs)
+        for pair in words(one, other)
+        for mine, theirs in zip(*(torch.split(part, LOOK_BYTES // 8) for part in pair), strict=True)
+    )
+
+
+def words(one: torch.Tensor, other: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Split both into words of 8 bytes, where both are aligned, and remaining bytes."""
     even = all(tensor.data_ptr() % 8 == 0 and tensor.storage_offset() % 8 == 0 for tensor in (one, other))
     body = one.numel() // 8 * 8 if even else 0
-    for start in range(0, body, LOOK_BYTES):
-        stop = min(start + LOOK_BYTES, body)
-        if not torch.equal(one[start:stop].view(torch.int64), other[start:stop].view(torch.int64)):
-            return False
-    step = LOOK_BYTES // 8
-    return all(
-        torch.equal(one[start : start + step], other[start : start + step]) for start in range(body, one.numel(), step)
-    )
+    pairs = [(one[:body].view(torch.int64), other[:body].view(torch.int64))] if body else []
+    return pairs + ([(one[body:], other[body:])] if body < one.numel() else [])
 
 
 class RawTensor(NamedTuple):
@@ -204,12 +207,12 @@ def is_sound(tree: Any, tensors: int, depth: int = 0) -> bool:
 def described(answer: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
     """Return the tree and the claims of a child's answer. Raises `MemoryReadError` for an answer of another form."""
     tree, claims = answer.get("tree"), answer.get("tensors")
-    if not isinstance(tree, dict) or not isinstance(claims, list) or not _names_each(tree, len(claims)):
+    if not isinstance(tree, dict) or not isinstance(claims, list) or not names_each(tree, len(claims)):
         raise MemoryReadError("the child described its result in a form that cannot be read")
     return tree, claims
 
 
-def _names_each(tree: dict[str, Any], claims: int) -> bool:
+def names_each(tree: dict[str, Any], claims: int) -> bool:
     """Return whether it is a tree with each claim once: one could stand for several tensors."""
     return is_sound(tree, claims) and sorted(_places(tree)) == list(range(claims))
 
@@ -403,18 +406,18 @@ def read_tensors(pid: int, claims: list[Any], limit_bytes: int) -> tuple[RawTens
     return tuple(_read(pid, place) for place in places)
 
 
-def mark_overlapping(result: Values, claims: list[Any], first_alone: bool) -> Values:
+def mark_overlapping(result: Values, places: Sequence[Any], first_alone: bool) -> Values:
     """Mark the tensors that share memory with another one of the same result.
 
-    `first_alone`: among those of its first entry, the outputs; the gradients behind it may be one tensor.
+    `places`: of its tensors, `HostTensor` or `Shown`; further tensors are left. `first_alone`: among those of its first
+    entry, the outputs; the gradients behind it may be one tensor.
     """
-    places = [HostTensor.checked(claim) for claim in claims]
     entries = result.tree.get("d") if first_alone else None
     own = _places(entries[0][1]) if entries else range(len(places))
     common: set[int] = set()
     group: list[int] = []
     end = 0
-    for at in sorted((at for at in own if places[at].extent), key=lambda at: places[at].address):
+    for at in sorted((at for at in own if places[at].bytes), key=lambda at: int(places[at].address)):
         if places[at].address >= end:
             common |= _overlapping(places, group)
             group = []
@@ -425,23 +428,26 @@ def mark_overlapping(result: Values, claims: list[Any], first_alone: bool) -> Va
     return result._replace(tensors=tuple(marked))
 
 
-def _overlapping(places: Sequence[HostTensor], group: Sequence[int]) -> set[int]:
+def _overlapping(places: Sequence[Any], group: Sequence[int]) -> set[int]:
     """Return those that have a byte in common with another; views of one buffer may lie between each other."""
     if len(group) < 2:
         return set()
     low, high = places[group[0]].address, max(places[at].address + places[at].bytes for at in group)
-    owners, found = torch.zeros(high - low, dtype=torch.int16 if len(group) < 2**15 else torch.int32), set[int]()
+    unit = math.gcd(*(number for at in group for number in (places[at].itemsize, places[at].address - low)))
+    dtype, found = torch.int16 if len(group) < 2**15 else torch.int32, set[int]()
+    owners = torch.zeros((high - low) // unit, dtype=dtype)
     for number, at in enumerate(group, 1):
-        mine = _bytes_of(places[at], owners, low)
+        mine = _parts_of(places[at], owners, low, unit)
         if int(mine.amax()):
             found |= {at, *(group[other - 1] for other in torch.unique(mine).tolist() if other)}
         mine.fill_(number)
     return found
 
 
-def _bytes_of(place: HostTensor, taken: torch.Tensor, low: int) -> torch.Tensor:
-    size, axes = place.itemsize, [(n, step) for n, step in zip(place.shape, place.stride, strict=True) if step]
-    return taken.as_strided((*(n for n, _ in axes), size), (*(step * size for _, step in axes), 1), place.address - low)
+def _parts_of(place: Any, owners: torch.Tensor, low: int, unit: int) -> torch.Tensor:
+    size, axes = place.itemsize // unit, [(n, step) for n, step in zip(place.shape, place.stride, strict=True) if step]
+    shape, stride = (*(n for n, _ in axes), size), (*(step * size for _, step in axes), 1)
+    return owners.as_strided(shape, stride, (place.address - low) // unit)
 
 
 def require_plain(dtype: str, shape: list[int], stride: list[int]) -> None:
@@ -517,7 +523,7 @@ def spoil(pid: int, claims: list[Any]) -> bool:
         local = _Segment(ctypes.addressof(_SPOILT), size * count)
         if _libc.process_vm_writev(pid, ctypes.byref(local), 1, remote, count, 0) != size * count and count:
             raise _failure(ctypes.get_errno(), pid)
-        if not were_own and (are_own_pages(pid, places) or _are_mapped(pid, places)):
+        if not were_own and (are_own_pages(pid, places) or are_mapped(pid, places)):
             return False
     return True
 
@@ -540,19 +546,13 @@ def are_own_pages(pid: int, addresses: Sequence[int]) -> bool:
     return all(one & SWAPPED or one & (PRESENT | OF_FILE | EXCLUSIVE) == PRESENT | EXCLUSIVE for one in bits)
 
 
-def _are_mapped(pid: int, addresses: Sequence[int]) -> bool:
-    """Return whether one of the addresses is mapped shared or from a file. Raises `OSError` once it has ended."""
+def are_mapped(pid: int, addresses: Sequence[int], fd: int | None = None) -> bool:
+    """Return whether one is mapped shared or from a file, or shared from `fd`. Raises `OSError` once it has ended."""
     mapped = [line.split()[:5] for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines()]
+    if fd is not None:
+        mapped = [one for one in mapped if one[1].endswith(b"s") and int(one[4]) == os.fstat(fd).st_ino]
     ends = [where.split(b"-") for where, how, _, _, inode in mapped if how.endswith(b"s") or inode != b"0"]
     return any(int(low, 16) <= address < int(high, 16) for low, high in ends for address in addresses)
-
-
-def is_mapped_from(pid: int, address: int, fd: int) -> bool:
-    """Return whether the address lies in a shared mapping of this file of ours. Raises `OSError` once it has ended."""
-    mapped = [line.split()[:5] for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines()]
-    own = b"%d" % os.fstat(fd).st_ino
-    ends = [where.split(b"-") for where, how, _, _, inode in mapped if how.endswith(b"s") and inode == own]
-    return any(int(low, 16) <= address < int(high, 16) for low, high in ends)
 
 
 def _failure(number: int, pid: int) -> Exception:
@@ -570,20 +570,21 @@ ALIGNMENT = 64
 """Tensors start at multiples of this many bytes: a cache line, and the widest vector register."""
 
 
+def placed(
+    layout: Sequence[tuple[str, Sequence[int]]], sizes: Sequence[int]
+) -> tuple[list[dict[str, Any]], list[int], int]:
+    """Place tensors after each other: what a child is told of each, their offsets, and the end."""
+    *offsets, end = accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
+    specs = [{"dtype": one, "shape": [*shape], "offset": at} for (one, shape), at in zip(layout, offsets, strict=True)]
+    return specs, offsets, end
+
+
 class SharedMemory:
     """A shared mapping for a fixed list of tensors, sealed so that a child cannot change its size."""
 
     def __init__(self, layout: Sequence[RawTensor]) -> None:
-        self._offsets: list[int] = []
         self._sizes = [len(raw.data) for raw in layout]
-        end = 0
-        for size in self._sizes:
-            self._offsets.append(end)
-            end += -(-size // ALIGNMENT) * ALIGNMENT
-        self.specs: list[dict[str, Any]] = [
-            {"dtype": raw.dtype, "shape": list(raw.shape), "offset": offset}
-            for raw, offset in zip(layout, self._offsets, strict=True)
-        ]
+        self.specs, self._offsets, end = placed([(raw.dtype, raw.shape) for raw in layout], self._sizes)
         self.fd = os.memfd_create("lent", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, max(end, ALIGNMENT))
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

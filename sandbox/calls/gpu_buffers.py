@@ -20,12 +20,14 @@ from pydantic import Field
 
 from kernelwright.sandbox.machine import gib
 from kernelwright.sandbox.tensors import (
-    ALIGNMENT,
     DeviceBytes,
     MemoryReadError,
     RawTensor,
     ShownBytes,
     TensorClaim,
+    Values,
+    mark_overlapping,
+    placed,
     same_bytes,
 )
 from kernelwright.sandbox.verdict.errors import SandboxError
@@ -109,14 +111,7 @@ class SharedDeviceMemory:
     def __init__(self, layout: Layout, ordinal: int = 0) -> None:
         self._layout = [(dtype, tuple(shape)) for dtype, shape in layout]
         self._sizes = [math.prod(shape) * int(getattr(torch, dtype).itemsize) for dtype, shape in self._layout]
-        self._offsets, end = [], 0
-        for size in self._sizes:
-            self._offsets.append(end)
-            end += -(-size // ALIGNMENT) * ALIGNMENT
-        self.specs: list[dict[str, Any]] = [
-            {"dtype": dtype, "shape": list(shape), "offset": offset}
-            for (dtype, shape), offset in zip(self._layout, self._offsets, strict=True)
-        ]
+        self.specs, self._offsets, end = placed(self._layout, self._sizes)
         self._shared = with_relief(lambda: driver.Shared(ordinal, end))
         self.bytes, self.address = self._shared.bytes, self._shared.address
         self._staged: list[torch.Tensor] = []
@@ -210,10 +205,13 @@ class Shown(NamedTuple):
     """From the first element to the end of the last."""
 
     @property
+    def itemsize(self) -> int:
+        return int(getattr(torch, self.dtype).itemsize)
+
+    @property
     def is_dense(self) -> bool:
         """True if its elements fill their memory without gaps."""
-        item_bytes: int = getattr(torch, self.dtype).itemsize
-        return self.bytes == math.prod(self.shape) * item_bytes
+        return self.bytes == math.prod(self.shape) * self.itemsize
 
     def laid(self, data: DeviceBytes) -> RawTensor:
         if not self.bytes:
@@ -362,6 +360,11 @@ def fetch(output: Shown, in_place: bool = False) -> tuple[RawTensor, torch.Tenso
     here = in_place and output.bytes > 0
     data = ShownBytes(seen(output.address, output.bytes)) if here else copied(output.address, output.bytes)
     return output.laid(data), data.tensor
+
+
+def marked(result: Values, shown: Sequence[Shown], op: str) -> Values:
+    """Mark the tensors of a call's result that share memory with each other."""
+    return mark_overlapping(result, shown, op == "backward")
 
 
 def poison(output: Shown, stream: driver.Stream) -> None:

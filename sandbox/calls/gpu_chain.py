@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernelwright.sandbox.calls.gpu_buffers import Shown, relieve, with_relief
+from kernelwright.sandbox.calls.gpu_buffers import Shown, marked, relieve, with_relief
 from kernelwright.sandbox.calls.gpu_device import Flags, Handover
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.clocks import ClockSample
@@ -128,7 +128,10 @@ def _run_issued(session: GpuSession, values: Sequence[Values], message: dict[str
     device_ms = _numbers(session.issue_and_wait({"op": "times"}), "device_ms", len(values))
     host_ms = _numbers(answer, "host_ms", len(values))
     session.refuse_leftovers()
-    outputs = _outputs(answer, handovers[1:], session.changes) if keep else [None] * len(values)
+    outputs: list[Values | None] = [None] * len(values)
+    if keep:
+        found = _outputs(answer, handovers[1:], session.changes)
+        outputs = [marked(output, places, message["of"]) for output, places in zip(found, shown, strict=True)]
     links = [
         Link(said or None, judge, host or 0.0, output)
         for said, judge, host, output in zip(device_ms, judge_ms, host_ms, outputs, strict=True)
@@ -194,7 +197,7 @@ def _shown_by_link(session: GpuSession, answer: dict[str, Any], count: int) -> l
     return [shown[number * per_call : (number + 1) * per_call] for number in range(count)]
 
 
-def _outputs(answer: dict[str, Any], handovers: list[Handover], changes: Sequence[int]) -> list[Values | None]:
+def _outputs(answer: dict[str, Any], handovers: list[Handover], changes: Sequence[int]) -> list[Values]:
     """Return the results of all calls, each with its changed inputs, which come after its own outputs."""
     taken = [handover.values() for handover in handovers]
     made = Values(answer["tree"], tuple(raw for raws in taken for raw in raws[: len(raws) - len(changes)]))

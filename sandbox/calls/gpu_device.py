@@ -16,7 +16,7 @@ from kernelwright.sandbox.calls.gpu_buffers import Layout, OutputSampler, Shared
 from kernelwright.sandbox.calls.sessions import ANSWER_MS, Prepared
 from kernelwright.sandbox.clocks import Clocks
 from kernelwright.sandbox.locks import DeviceLock, WaitLimit
-from kernelwright.sandbox.tensors import DeviceBytes, RawTensor, Values
+from kernelwright.sandbox.tensors import DeviceBytes, RawTensor, Values, words
 from kernelwright.sandbox.verdict.errors import BrokenProblem, MachineError
 from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright_child import driver
@@ -172,24 +172,16 @@ class Handover:
 
 def copy_by_kernel(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy bytes by a kernel on the current stream, never by a copy engine."""
-    for one, other in _words(target, source):
+    for one, other in words(target, source):
         torch.bitwise_xor(other, 0, out=one)
 
 
 def _compare(one: torch.Tensor, other: torch.Tensor, room: torch.Tensor, said: torch.Tensor) -> None:
     """Write the equality of two tensors of bytes, for the body and the last bytes, without a wait."""
-    for number, (mine, theirs) in enumerate(_words(one, other)):
+    for number, (mine, theirs) in enumerate(words(one, other)):
         noted = room[: mine.numel()]
         torch.eq(mine, theirs, out=noted)
         torch.all(noted, dim=0, out=said[min(number, len(said) - 1)])
-
-
-def _words(one: torch.Tensor, other: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Split both into aligned words of 8 bytes and remaining bytes."""
-    even = all(tensor.data_ptr() % 8 == 0 and tensor.storage_offset() % 8 == 0 for tensor in (one, other))
-    body = one.numel() // 8 * 8 if even else 0
-    pairs = [(one[:body].view(torch.int64), other[:body].view(torch.int64))] if body else []
-    return pairs + ([(one[body:], other[body:])] if body < one.numel() else [])
 
 
 class CudaDevice:

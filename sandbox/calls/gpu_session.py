@@ -18,6 +18,7 @@ from kernelwright.sandbox.calls.gpu_buffers import (
     SharedDeviceMemory,
     Shown,
     fetch,
+    marked,
     relieve,
 )
 from kernelwright.sandbox.calls.gpu_device import ISSUE_FACTOR, ISSUE_S, RUN_S, CudaDevice, Flags
@@ -37,7 +38,7 @@ from kernelwright.sandbox.calls.sessions import (
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.jail.process import ChildGone, ChildLate
 from kernelwright.sandbox.machine import gib
-from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, described, is_sound, with_changed
+from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, described, names_each, with_changed
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
@@ -299,6 +300,8 @@ class GpuSession(Session):
         looked, left = looked[:own], looked[own:]
         self._outputs = tuple(shown for shown, _ in looked)
         output = self._taken(answer, looked, in_place)
+        if not op.startswith("exact"):
+            output = marked(output, self._outputs, op)
         if left:
             inputs = self._taken({"tree": {"l": [{"t": number} for number in range(len(left))]}}, left, in_place=False)
             output = with_changed(output, dict(zip(self.changes, inputs.tensors, strict=True)))
@@ -477,7 +480,7 @@ class GpuSession(Session):
     def _taken(self, answer: dict[str, Any], looked: Sequence[tuple[Shown, OutputSample]], in_place: bool) -> Values:
         """Return the outputs' values, which must agree with their samples."""
         tree = answer.get("tree")
-        if not isinstance(tree, dict) or not is_sound(tree, len(looked)):
+        if not isinstance(tree, dict) or not names_each(tree, len(looked)):
             raise MemoryReadError("the child described its result in a form that cannot be read")
         if sum(shown.bytes for shown, _ in looked) > self.result_bytes:
             raise MemoryReadError(f"the outputs take more than {self.result_bytes} bytes")

@@ -11,12 +11,13 @@ from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.jail.process import REPORTS_SYSCALLS, Child, ChildGone, ChildLate
 from kernelwright.sandbox.logs import escaped, one_line
 from kernelwright.sandbox.tensors import (
+    HostTensor,
     MemoryReadError,
     RawTensor,
     SharedMemory,
     Values,
+    are_mapped,
     described,
-    is_mapped_from,
     mark_overlapping,
     read_tensors,
     spoil,
@@ -234,7 +235,8 @@ class Session:
         changed = {} if op.startswith("exact") else {index: self._shared.taken(index) for index in self.changes}
         output = self.fetch(answer) if op.startswith("exact") else self._read_result(answer)
         claims = described(answer)[1]
-        output = output if op.startswith("exact") else mark_overlapping(output, claims, op == "backward")
+        if not op.startswith("exact"):
+            output = mark_overlapping(output, [HostTensor.checked(claim) for claim in claims], op == "backward")
         if self.may_spoil and self._watches("overwriting"):
             self._spoil([claim for claim, raw in zip(claims, output.tensors, strict=True) if self.may_spoil(raw)])
         self.refuse_activity_while_stopped()
@@ -245,7 +247,7 @@ class Session:
         assert self._shared is not None
         try:
             if self.returns_inputs:
-                claims = [one for one in claims if not is_mapped_from(self._child.pid, one["address"], self._shared.fd)]
+                claims = [one for one in claims if not are_mapped(self._child.pid, [one["address"]], self._shared.fd)]
             is_own = spoil(self._child.pid, claims)
         except MemoryReadError:
             raise Misbehaved("the result lies in memory that cannot be written; return memory of its own") from None

@@ -93,8 +93,7 @@ UNASKED: Shares = {"largest": 0.76, "l2": 0.76, "usual": 0.96, "slice": 0.76}
 IEEE: Shares = dict.fromkeys(UNASKED, 1.0)
 BEYOND = 1e30
 MOST_LOST = 0.25
-"""Share of elements without a correct digit that makes a result wrong, whatever its norms: a few elements that are
-larger by many orders are all of these."""
+"""Share of elements that may lack a correct digit, where a few are larger by orders and make up the norms."""
 KERNELBENCH: Final = "kernelbench"
 LOOKED_AT = 2**26
 """Elements of an output that are looked at together for where and how they are wrong."""

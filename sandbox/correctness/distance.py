@@ -201,15 +201,12 @@ def all_within(got: torch.Tensor, near: torch.Tensor, share: float) -> bool:
 
 
 def share_lost(got: torch.Tensor, near: torch.Tensor, want: torch.Tensor) -> float:
-    """The share of elements off by half of their value or more, where `near` is off by a hundredth at most.
-
-    A denormal may be taken for zero.
-    """
+    """The share of elements off by half of their value or more, where `near` is off by a hundredth at most."""
     lost, least = 0, torch.finfo(torch.promote_types(near.dtype, torch.float32)).tiny
     for mine, theirs, true in _flat_pieces(got, near, want):
-        exact = true.double()
-        size, rounding = exact.abs(), (theirs.double() - exact).abs()
-        is_lost = ((mine.double() - exact).abs() > size / 2) & (rounding <= size / 100) & (size > least)
+        off, rounding, size = (mine - true).abs_(), (theirs - true).abs_(), true.abs()
+        # A denormal may be taken for zero.
+        is_lost = (off > size / 2) & (rounding <= size / 100) & (size > least)
         lost += int(is_lost.sum())
     return lost / max(1, got.numel())
 

@@ -42,10 +42,7 @@ def _varied(raw: RawTensor, change: Callable[[torch.Tensor], object]) -> RawTens
 
 
 def schedule(rng: random.Random, families: Sequence[str] = FAMILIES) -> Iterator[str]:
-    """Without end: the problem's own draw for about every other call, and for one to three of four; a family otherwise.
-
-    A family may come again at any time, so that a candidate hardly knows from its calls so far what comes next.
-    """
+    """Without end: of four, one to three are the problem's own draw; the others any family, whichever came before."""
     while True:
         four = [True, False, rng.random() < 0.5, rng.random() < 0.5]
         for is_varied in rng.sample(four, len(four)):
