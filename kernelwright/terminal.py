@@ -219,7 +219,9 @@ def _readable(path: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def writing(out: Path) -> Iterator[None]:
-    """Guard a block that writes below `out`: `UserMistake` with the remedy where the disk refuses."""
+    """Guard a block that writes below `out`: `UserMistake` with the remedy where the disk refuses, or at a device."""
+    if out.exists() and not (out.is_file() or out.is_dir()):
+        raise UserMistake(f"{out} is no regular file, and would be replaced; choose another place")
     try:
         yield
     except OSError as error:

@@ -96,9 +96,9 @@ def run(tmp_path_factory):
 def test_a_run_is_exported_as_json_lines_with_every_key_known(run):
     done = kernelwright(run, "export", "r", "-")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {row["outcome"] for row in rows} == {"failed", "passed"}
-    assert {row["target"] for row in rows} == {"level1/7"} and all(row["model"] for row in rows)
-    assert len({tuple(row) for row in rows}) == 1
+    assert ({row["outcome"] for row in rows}, {row["target"] for row in rows}) == ({"failed", "passed"}, {"level1/7"})
+    assert all(row["model"] for row in rows) and len({tuple(row) for row in rows}) == 1
+    assert kernelwright(run, "export", "r", "/dev/null").returncode == 2
 
 
 @pytest.mark.slow
