@@ -406,13 +406,15 @@ def read_tensors(pid: int, claims: list[Any], limit_bytes: int) -> tuple[RawTens
     return tuple(_read(pid, place) for place in places)
 
 
-def mark_overlapping(result: Values, places: Sequence[Any], first_alone: bool) -> Values:
-    """Mark the tensors that share memory with another one of the same result.
+def marked(result: Values, places: Sequence[Any], op: str) -> Values:
+    """Mark the tensors of a call's result that share memory with another one of it; an exact one is left.
 
-    `places`: of its tensors, `HostTensor` or `Shown`; further tensors are left. `first_alone`: among those of its first
-    entry, the outputs; the gradients behind it may be one tensor.
+    `places`: of its tensors, `HostTensor` or `Shown`; further tensors are left. After `backward` the outputs alone are
+    marked, its first entry: the gradients behind them may be one tensor.
     """
-    entries = result.tree.get("d") if first_alone else None
+    if op.startswith("exact"):
+        return result
+    entries = result.tree.get("d") if op == "backward" else None
     own = _places(entries[0][1]) if entries else range(len(places))
     common: set[int] = set()
     group: list[int] = []
@@ -424,8 +426,8 @@ def mark_overlapping(result: Values, places: Sequence[Any], first_alone: bool) -
         group.append(at)
         end = max(end, places[at].address + places[at].bytes)
     common |= _overlapping(places, group)
-    marked = (raw._replace(is_shared=raw.is_shared or at in common) for at, raw in enumerate(result.tensors))
-    return result._replace(tensors=tuple(marked))
+    tensors = (raw._replace(is_shared=raw.is_shared or at in common) for at, raw in enumerate(result.tensors))
+    return result._replace(tensors=tuple(tensors))
 
 
 def _overlapping(places: Sequence[Any], group: Sequence[int]) -> set[int]:

@@ -182,7 +182,7 @@ class KindOnTrial:
             graph = graphs.export_call(self.kind.module, args, kwargs)
         state = _state_of(self.kind.module, graph)
         found = [] if self.custom and self.backward else graphs.runs(graph, MOST_OPERATORS)
-        whole = self._why_no_whole(graph)
+        whole = self._why_no_whole(graph, has_parts=bool(found) or any(self.kind.module.children()))
         kept = {node for run in found for node in (*graphs.inputs_of(graph, run), *graphs.outputs_of(graph, run))}
         kept |= {node for node in graph.results if node is not None}
         places = [index for index, leaf in enumerate(self.kind.leaves) if isinstance(leaf, TensorSeen)]
@@ -206,13 +206,11 @@ class KindOnTrial:
                 owners=tuple(dict.fromkeys(graphs.owner(node) for node in run)),
             )
             yield self._draft(graph, values, state, (run, inputs, outputs), record)
-        if whole or (whole == "" and not found and not any(self.kind.module.children())):
-            raise CannotCut(
-                whole or f"it has more than {MOST_OPERATORS} operators, and no stretch of them is a problem"
-            )
+        if whole:
+            raise CannotCut(whole)
 
-    def _why_no_whole(self, graph: CallGraph) -> str | None:
-        """Say why the module as a whole cannot be a problem, for the user; empty where it is merely too large."""
+    def _why_no_whole(self, graph: CallGraph, has_parts: bool) -> str | None:
+        """Say why the module as a whole cannot be a problem, for the user; empty where only its parts can."""
         if self.custom and self.backward:
             return f"its gradients are those of {', '.join(sorted(self.custom))}, an autograd.Function of its own"
         if drawing := [node for node in graph.nodes if graphs.is_random(node)]:
@@ -223,7 +221,10 @@ class KindOnTrial:
             return "it changes its input in place"
         if not any(node is not None for node in graph.results) or not graph.inputs:
             return "it takes or gives no tensor"
-        return None if 0 < sum(map(graphs.computes, graph.nodes)) <= MOST_OPERATORS else ""
+        count = sum(map(graphs.computes, graph.nodes))
+        if 0 < count <= MOST_OPERATORS:
+            return None
+        return "" if has_parts or not count else f"no stretch of its {count} operators can be a problem"
 
     def _draft(
         self,

@@ -25,8 +25,6 @@ from kernelwright.sandbox.tensors import (
     RawTensor,
     ShownBytes,
     TensorClaim,
-    Values,
-    mark_overlapping,
     placed,
     same_bytes,
 )
@@ -360,11 +358,6 @@ def fetch(output: Shown, in_place: bool = False) -> tuple[RawTensor, torch.Tenso
     here = in_place and output.bytes > 0
     data = ShownBytes(seen(output.address, output.bytes)) if here else copied(output.address, output.bytes)
     return output.laid(data), data.tensor
-
-
-def marked(result: Values, shown: Sequence[Shown], op: str) -> Values:
-    """Mark the tensors of a call's result that share memory with each other."""
-    return mark_overlapping(result, shown, op == "backward")
 
 
 def poison(output: Shown, stream: driver.Stream) -> None:

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernelwright.sandbox.calls.gpu_buffers import Shown, marked, relieve, with_relief
+from kernelwright.sandbox.calls.gpu_buffers import Shown, relieve, with_relief
 from kernelwright.sandbox.calls.gpu_device import Flags, Handover
 from kernelwright.sandbox.calls.gpu_session import GpuSession
 from kernelwright.sandbox.clocks import ClockSample
 from kernelwright.sandbox.jail.process import ChildLate
-from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, alone, described, with_changed
+from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, alone, described, marked, with_changed
 from kernelwright_child import driver
 
 LEAST_PASSES, MOST_PASSES, SETTLED = 2, 8, 0.03

@@ -18,7 +18,6 @@ from kernelwright.sandbox.calls.gpu_buffers import (
     SharedDeviceMemory,
     Shown,
     fetch,
-    marked,
     relieve,
 )
 from kernelwright.sandbox.calls.gpu_device import ISSUE_FACTOR, ISSUE_S, RUN_S, CudaDevice, Flags
@@ -38,7 +37,7 @@ from kernelwright.sandbox.calls.sessions import (
 from kernelwright.sandbox.jail.layers import Kind
 from kernelwright.sandbox.jail.process import ChildGone, ChildLate
 from kernelwright.sandbox.machine import gib
-from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, described, names_each, with_changed
+from kernelwright.sandbox.tensors import MemoryReadError, RawTensor, Values, described, marked, names_each, with_changed
 from kernelwright.sandbox.verdict.errors import MachineError
 from kernelwright.sandbox.verdict.settings import JudgeSettings
 from kernelwright.sandbox.workfolder import WorkFolder
@@ -300,8 +299,7 @@ class GpuSession(Session):
         looked, left = looked[:own], looked[own:]
         self._outputs = tuple(shown for shown, _ in looked)
         output = self._taken(answer, looked, in_place)
-        if not op.startswith("exact"):
-            output = marked(output, self._outputs, op)
+        output = marked(output, self._outputs, op)
         if left:
             inputs = self._taken({"tree": {"l": [{"t": number} for number in range(len(left))]}}, left, in_place=False)
             output = with_changed(output, dict(zip(self.changes, inputs.tensors, strict=True)))

@@ -18,7 +18,7 @@ from kernelwright.sandbox.tensors import (
     Values,
     are_mapped,
     described,
-    mark_overlapping,
+    marked,
     read_tensors,
     spoil,
     with_changed,
@@ -235,8 +235,7 @@ class Session:
         changed = {} if op.startswith("exact") else {index: self._shared.taken(index) for index in self.changes}
         output = self.fetch(answer) if op.startswith("exact") else self._read_result(answer)
         claims = described(answer)[1]
-        if not op.startswith("exact"):
-            output = mark_overlapping(output, [HostTensor.checked(claim) for claim in claims], op == "backward")
+        output = marked(output, [HostTensor.checked(claim) for claim in claims], op)
         if self.may_spoil and self._watches("overwriting"):
             self._spoil([claim for claim, raw in zip(claims, output.tensors, strict=True) if self.may_spoil(raw)])
         self.refuse_activity_while_stopped()

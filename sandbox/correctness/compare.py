@@ -253,10 +253,7 @@ def _values(
     lost = 0.0 if error.usual is None else share_lost(counted, near, want)
     if checks.shares is not None:
         add_shares(checks.shares, bound.shares(error) | ({"usual": BEYOND} if lost > MOST_LOST else {}))
-    case = _Case(label, got, counted, near, want, checks)
-    if checks.usual and lost > MOST_LOST:
-        return case.refused(f"{100 * lost:.0f} % of its elements have no correct digit; a few large ones hide it", 0.0)
-    return _too_far(case, error, bound)
+    return _too_far(_Case(label, got, counted, near, want, checks), error, bound, lost)
 
 
 def _values_by_rule(label: str, one: RawTensor, other: RawTensor, most: float, checks: Checks) -> Wrong | None:
@@ -346,7 +343,7 @@ def _around(index: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
     return tuple(found)
 
 
-def _too_far(case: _Case, error: Size, bound: Bound) -> Wrong | None:
+def _too_far(case: _Case, error: Size, bound: Bound, lost: float) -> Wrong | None:
     checks = case.checks
     if checks.largest and not error.largest <= bound.largest:
         return case.refused(f"its largest error is {error.largest:.3g}, the bound {bound.largest:.3g}", bound.largest)
@@ -356,6 +353,8 @@ def _too_far(case: _Case, error: Size, bound: Bound) -> Wrong | None:
     if checks.usual and error.usual is not None and bound.usual is not None and not error.usual <= bound.usual:
         said = f"its usual error is {error.usual:.3g}, the bound {bound.usual:.3g}"
         return case.refused(f"{said}; a few large elements hide it from other norms", bound.usual)
+    if checks.usual and lost > MOST_LOST:
+        return case.refused(f"{100 * lost:.0f} % of its elements have no correct digit; a few large ones hide it", 0.0)
     if checks.slices and bound.slices is not None and error.slices is not None:
         return _slice_too_far(case, error.slices, bound.slices)
     return None
